@@ -63,6 +63,7 @@ enum shd_status {
     SHD_EINTERNAL = -16, /* internal error */
     SHD_ECANCELED = -17, /* shd_options.idle broke the wait off: call again to go on */
     SHD_ERESET = -18,    /* the open step was reset (shd_reset_step()): compute it again */
+    SHD_ESTOPPED = -19,  /* a guard has stopped training: shd_model_set() with guard=go-on */
 };
 struct shd_err {
     int code;       /* one of enum shd_status */
@@ -371,16 +372,27 @@ struct shd_update {
     const struct shd_rates *groups;
     uint32_t group_count;
 };
+enum shd_guard { /* rules of the spec's "guard" (docs/states.md) */
+                 SHD_GUARD_NONE,
+                 SHD_GUARD_NORM_ABOVE,
+                 SHD_GUARD_NORM_ZSCORE,
+                 SHD_GUARD_LOSS_ZSCORE,
+};
 struct shd_result {
     size_t size;
     uint64_t step;    /* the step that was committed: the model is at step + 1 now (see over) */
     double grad_norm; /* of the mean gradient (divide_by says what that is), before clipping */
-    bool over;    /* this worker was late, nothing else is known; the model is at the open step */
-    bool skipped; /* a gradient was inf or NaN: parameters and moments are unchanged */
+    bool over; /* this worker was late, nothing else is known; the model is at the open step */
+    bool
+        skipped; /* a gradient was inf or NaN, or see guard: parameters and moments are unchanged */
     uint32_t reported; /* micro-batches with metrics; 0: not known (daemons of an older version) */
     double metrics[SHD_METRICS_MAX]; /* sums over the micro-batches */
     uint32_t computed; /* micro-batches this worker computed; by shd_run_step*() only */
-    bool left; /* after shd_leave(): this worker did not wait for the step to be committed */
+    bool left;      /* after shd_leave(): this worker did not wait for the step to be committed */
+    bool stopped;   /* and nothing is trained from here on: shd_commit() is SHD_ESTOPPED */
+    uint32_t guard; /* enum shd_guard: the rule that skipped the step */
+    double guard_value; /* its norm or its loss (which may be NaN), */
+    double guard_bound; /* and what that is above */
 };
 /* Wait until all units of all M micro-batches are in, then apply their mean gradient. Every worker
  * calls it with the same update; the first decision to arrive counts, on all owners. Returns once
@@ -398,7 +410,8 @@ SHD_API int shd_blob(shd_model *m, void *buf, size_t room, size_t *ret_bytes, st
  * weight_decay.GROUP=0.1 betas.GROUP=0.9,0.95 clip_norm=1", with the spec's names of groups; of SGD
  * momentum.GROUP; beta1 and beta2 alone, too. A key without a group: of all groups. "spec" for a
  * value: not set any more. Or JSON: {"lr_scale.GROUP": 0.5, "betas.GROUP": [0.9, 0.95]}, null for
- * "spec". What is set is in force from one step on, at all owners, whoever commits, through kills
+ * "spec". "guard=go-on", alone: what a guard has stopped is trained again.
+ * What is set is in force from one step on, at all owners, whoever commits, through kills
  * and checkpoints. It comes before what the spec and struct shd_update say; lr_scale takes the
  * place of the spec's, and multiplies a rate that the update gives for the group. Workers still
  * open the model with its spec.
@@ -423,9 +436,11 @@ struct shd_step_row {
     uint64_t time_ns; /* when, since 1970 */
     double metrics[SHD_METRICS_MAX];
     uint32_t metric_count;
-    bool skipped;                     /* a gradient was not finite, or it was a put */
+    bool skipped;                     /* a gradient was not finite, it was a put, or see guard */
     uint16_t reported;                /* as in shd_result */
     double grad_norm, lr, loss_scale; /* loss_scale: at least 1 */
+    uint32_t guard;                   /* enum shd_guard: the rule that skipped it */
+    double guard_bound;               /* rounded to fp32: what its norm or loss is above */
 };
 /* Up to room rows from step *from on, ascending, of owner 0; *from becomes the step to go on with.
  * No rows: there are none yet. */

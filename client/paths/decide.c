@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/base/check.h"
+#include "proto/spec/guard.h"
 #include "proto/spec/settings.h"
 
 /* Keeps the quotient finite for a norm of 0, as torch.nn.utils.clip_grad_norm_ does. */
@@ -14,13 +15,14 @@
 double loss_scale_next(const struct decision *last, uint32_t *ret_good_steps)
 {
     *ret_good_steps = 1;
+    const bool overflowed = last != NULL && last->skip && last->guard.what == GUARD_NONE;
     if (last != NULL && last->put != 0) {
         *ret_good_steps = last->good_steps;
         return last->loss_scale;
     }
-    if (last == NULL || (!last->skip && last->good_steps == 0))
+    if (last == NULL || (!overflowed && last->good_steps == 0))
         return LOSS_SCALE_START;
-    if (last->skip)
+    if (overflowed)
         return last->loss_scale > 2 ? last->loss_scale / 2 : 1;
     if (last->good_steps >= LOSS_SCALE_GROWTH)
         return last->loss_scale < LOSS_SCALE_MAX / 2 ? last->loss_scale * 2 : LOSS_SCALE_MAX;
@@ -169,11 +171,27 @@ static struct decision given(const struct decide_args *args, double divisor, dou
     return d;
 }
 
+/* Metrics are owner 0's, as the history has them. */
+static struct decision_guard judge(const struct decide_args *args, double norm)
+{
+    const struct wire_prepared *p = &args->prepared[0];
+    struct guard_step step = { .norm = norm, .has_loss = p->metric_count > 0 && p->reported > 0 };
+    if (step.has_loss)
+        step.loss = p->metrics[0] / p->reported;
+    return args->guard != NULL ? guard_judge(args->guard, &step) : (struct decision_guard){ 0 };
+}
+
 static int derive(const struct decide_args *args, double norm, struct decision *d,
                   struct shd_err *e)
 {
     if (!isfinite(norm)) {
         d->skip = true;
+        return SHD_OK;
+    }
+    d->guard = judge(args, norm);
+    if (d->guard.what != GUARD_NONE) {
+        d->skip = true;
+        d->good_steps = args->good_steps; /* nothing overflowed */
         return SHD_OK;
     }
     double factor = 1;

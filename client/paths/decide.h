@@ -6,6 +6,7 @@
  * What is set of the model (proto/spec/settings.h) comes before what the update says: weight decay,
  * betas and clip_norm take its place, lr_scale multiplies the group's rate, as the update gives it
  * or, where it gives none, the update's own (then instead of the spec's scale).
+ * A step whose norm or loss is above one of the guard's limits (proto/spec/guard.h) is skipped.
  * A decision that an owner has recorded already is passed on verbatim instead.
  */
 #ifndef SHD_DECIDE_H
@@ -17,6 +18,7 @@
 #include "proto/base/status.h"
 #include "proto/wire/wire.h"
 
+struct guard_limits;
 struct settings;
 
 struct decide_args {
@@ -32,6 +34,7 @@ struct decide_args {
     uint32_t good_steps;             /* dynamic loss scaling: steps in a row, if this one is good */
     uint64_t puts;                   /* of the decision before this one */
     const struct settings *settings; /* owner 0's, over all that; borrowed; NULL: none */
+    const struct guard_limits *guard; /* owner 0's, of this step; borrowed; NULL: none */
 };
 
 struct decided {
@@ -54,9 +57,9 @@ int decide(const struct decide_args *args, struct decided *ret_decided, struct s
 #define LOSS_SCALE_GROWTH 2000u      /* good steps in a row that double it */
 
 /* The scale of the step after the one decided by `last` (NULL: of the first step), and which good
- * step in a row it will be if nothing overflows in it. A skipped step halves the scale (not below
- * 1). After a decision that was made without dynamic scaling it starts anew. A put changes nothing:
- * its decision has both. */
+ * step in a row it will be if nothing overflows in it. A step that overflowed halves the scale (not
+ * below 1); one that a guard skipped did not. After a decision that was made without dynamic
+ * scaling it starts anew. A put changes nothing: its decision has both. */
 double loss_scale_next(const struct decision *last, uint32_t *ret_good_steps);
 
 #endif

@@ -19,6 +19,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
+#include "proto/share/guard_window.h"
 
 /* -- Session ----------------------------------------------------------------------------------- */
 
@@ -513,13 +514,28 @@ static int local_reset(struct shd_model *m, uint64_t *ret_attempt, struct shd_er
     return SHD_OK;
 }
 
+static int check_stopped(const struct shd_model *m, struct shd_err *e)
+{
+    const struct local_stopped *s = &m->local->stopped;
+    char text[GUARD_TEXT_BYTES];
+    if (s->by.what == GUARD_NONE)
+        return SHD_OK;
+    return err_set(e, SHD_ESTOPPED,
+                   "a guard stopped training at step %" PRIu64
+                   ": %s; shd_model_set() with guard=go-on goes on",
+                   s->step, guard_text(&s->by, text));
+}
+
 static int decide_local(struct shd_model *m, const struct decide_args *asked,
                         struct decided *ret_decided, struct shd_err *e)
 {
     struct wire_prepared prepared = { .step = m->step };
     struct decide_args args = *asked;
     struct settings settings;
+    struct guard_limits limits;
     int r = check_complete(m, e);
+    if (r == SHD_OK)
+        r = check_stopped(m, e);
     if (r == SHD_OK)
         r = sum_squares(m, &prepared, e);
     if (r != SHD_OK)
@@ -529,6 +545,8 @@ static int decide_local(struct shd_model *m, const struct decide_args *asked,
     args.prepared = &prepared;
     args.owners = 1;
     args.settings = &settings;
+    guard_window_limits(m->spec->guard, m->local->history, HISTORY_SLOTS, m->step, &limits);
+    args.guard = &limits;
     return decide(&args, ret_decided, e);
 }
 
@@ -539,9 +557,9 @@ static struct history_row decided_row(const struct decided *decided, uint64_t st
                                .norm = decided->grad_norm,
                                .lr = d->lr,
                                .loss_scale = d->loss_scale,
-                               .scale = d->scale,
+                               .scale = d->guard.what != 0 ? (float)d->guard.bound : d->scale,
                                .metric_count = decided->metric_count,
-                               .skipped = d->skip,
+                               .skipped = history_skipped(d->skip, d->guard.what),
                                .reported = decided->reported };
     memcpy(row.metrics, decided->metrics, sizeof row.metrics);
     return row;
@@ -572,6 +590,8 @@ static int local_commit(struct shd_model *m, const struct decide_args *args,
     struct history_row row = decided_row(&decided, m->step);
     row.time_ns = clock_read_ns(CLOCK_REALTIME);
     history_put(local->history, HISTORY_SLOTS, &row);
+    if (decided.decision.guard.stop)
+        local->stopped = (struct local_stopped){ decided.decision.guard, m->step };
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
         local->units[u].summed_step = local->units[u].summed ? m->step + 1 : 0;
     begin_step(m);

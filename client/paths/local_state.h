@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/base/decision.h"
 #include "proto/share/history.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/settings.h"
@@ -42,6 +43,11 @@ static inline float *local_array(const struct spec *spec, const struct local_uni
     return array == spec_ema_array(spec) ? u->ema : arrays[array];
 }
 
+struct local_stopped {        /* training, by a guard */
+    struct decision_guard by; /* what 0: it is not */
+    uint64_t step;
+};
+
 struct local_model {
     struct local_unit *units;                        /* owned, [units] */
     uint8_t *arrived;                                /* owned, [units * spec_returns()] */
@@ -55,6 +61,7 @@ struct local_model {
     size_t blob_bytes;
     struct history_slot *history; /* owned, [HISTORY_SLOTS] */
     struct settings_kept settings;
+    struct local_stopped stopped;
 };
 
 #endif

@@ -63,6 +63,7 @@ struct path_put {
 
 struct path_set {
     const struct settings *change; /* NULL: only look */
+    bool go_on;                    /* instead: train on what a guard has stopped */
     uint64_t from;                 /* the step to change it from; 0: the first that can be */
     uint64_t *ret_from;            /* of a change; may be NULL */
     char **ret_json;               /* settings_json(), the caller's to free; may be NULL */

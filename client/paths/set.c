@@ -25,7 +25,8 @@ static void make_set(const struct round *round, const struct link *link,
     const struct settings *change = s->set->change;
     ret_request->set = (struct wire_set){ .model = s->m->map->owners[link->index].layout.handle,
                                           .from = s->set->from,
-                                          .look = change == NULL };
+                                          .look = change == NULL && !s->set->go_on,
+                                          .go_on = s->set->go_on };
     if (change != NULL)
         ret_request->set.change = (struct wire_bytes){ (const uint8_t *)change->numbers,
                                                        change->count * sizeof *change->numbers };
@@ -81,6 +82,9 @@ int set_local(struct shd_model *m, const struct path_set *set, struct shd_err *e
     struct settings_kept after = m->local->settings;
     const struct settings_when when = { m->step, m->step, set->from };
     int r = SHD_OK;
+    s.from = m->step;
+    if (set->go_on)
+        m->local->stopped = (struct local_stopped){ 0 };
     if (set->change != NULL)
         r = settings_give(&m->local->settings, set->change, &when, &after, &s.from, e);
     if (r == SHD_OK)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/base/check.h"
+#include "proto/spec/guard.h"
 #include "proto/spec/settings.h"
 
 struct turn_owner {
@@ -19,7 +20,8 @@ struct turn {
     uint64_t step;
     struct turn_update update;
     enum turn_state state;
-    struct settings settings; /* owner 0's */
+    struct settings settings;  /* owner 0's */
+    struct guard_limits guard; /* likewise */
     struct decided decided;
     bool counted;                   /* owner 0 has committed: decided.decision is what counts */
     struct turn_owner *owner;       /* [owners], behind the turn */
@@ -66,7 +68,9 @@ void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update)
     t->update.args.prepared = t->prepared;
     t->update.args.owners = t->owners;
     t->update.args.settings = &t->settings;
+    t->update.args.guard = &t->guard;
     t->settings.count = 0;
+    t->guard.count = 0;
     t->decided = (struct decided){ 0 };
     t->counted = false;
     enter(t, TURN_PREPARING);
@@ -161,6 +165,8 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
     if (r == SHD_OK && owner == 0)
         r = settings_unpack(prepared->settings.data, prepared->settings.bytes, /* change= */ false,
                             &t->settings, e);
+    if (r == SHD_OK && owner == 0)
+        r = guard_limits_unpack(prepared->guard.data, prepared->guard.bytes, &t->guard, e);
     if (r != SHD_OK)
         return r;
     if (prepared->over) {
@@ -174,6 +180,7 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
     }
     t->prepared[owner] = *prepared;
     t->prepared[owner].settings = (struct wire_bytes){ 0 }; /* theirs go with the message */
+    t->prepared[owner].guard = (struct wire_bytes){ 0 };
     take_in(t, owner);
     return t->missing == 0 ? derive(t, e) : SHD_OK;
 }

@@ -13,6 +13,8 @@
 #include "proto/base/check.h"
 #include "proto/base/flags.h"
 #include "proto/base/sys.h"
+#include "proto/share/history.h"
+#include "proto/spec/guard.h"
 #include "proto/spec/spec_json.h"
 
 /* -- Opening and closing ----------------------------------------------------------------------- */
@@ -241,6 +243,10 @@ static void show_row(const struct history_row *from, uint32_t accumulate, size_t
                                 .grad_norm = from->norm,
                                 .lr = from->lr,
                                 .loss_scale = from->loss_scale > 1 ? from->loss_scale : 1 };
+    if (from->skipped > 1 && from->skipped <= GUARD_WHAT_END) {
+        row.guard = from->skipped - 1;
+        row.guard_bound = (double)from->scale;
+    }
     row.metric_count = from->metric_count <= SHD_METRICS_MAX ? from->metric_count : 0;
     row.reported = (uint16_t)(from->reported * accumulate);
     memcpy(row.metrics, from->metrics, row.metric_count * sizeof *from->metrics);

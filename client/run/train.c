@@ -391,7 +391,11 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
                                  .grad_norm = decided.grad_norm,
                                  .skipped = decided.decision.skip,
                                  .reported = decided.reported * m->spec->accumulate,
-                                 .over = decided.over };
+                                 .over = decided.over,
+                                 .guard = decided.decision.guard.what,
+                                 .stopped = decided.decision.guard.stop,
+                                 .guard_value = decided.decision.guard.value,
+                                 .guard_bound = decided.decision.guard.bound };
     memcpy(result.metrics, decided.metrics, decided.metric_count * sizeof *decided.metrics);
     if (decided.over) {
         say_overtaken(m);

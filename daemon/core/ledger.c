@@ -6,10 +6,12 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "daemon/core/ledger_guard.h"
 #include "daemon/core/ledger_set.h"
 #include "proto/base/check.h"
 #include "proto/share/history.h"
 #include "proto/share/segment.h"
+#include "proto/spec/guard.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
 
@@ -46,12 +48,14 @@ static uint64_t place_parts(struct ledger_head *h)
     const uint64_t history_bytes = h->history_slots * sizeof(struct history_slot);
     const uint64_t more_bytes = h->version < 3 ? 0 : 2 * sizeof(struct ledger_more);
     const uint64_t set_bytes = h->version < 6 ? 0 : sizeof(struct ledger_set);
+    const uint64_t guard_bytes = h->version < 7 ? 0 : sizeof(struct ledger_guard);
     for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
         *parts[i].ret_at = at;
         at = layout_align(at + parts[i].bytes, PART_ALIGN);
     }
     at = layout_align(at + history_bytes, PART_ALIGN) + more_bytes;
-    return layout_align(layout_align(at, PART_ALIGN) + set_bytes, SHD_PAGE_BYTES);
+    at = layout_align(at, PART_ALIGN) + set_bytes;
+    return layout_align(layout_align(at, PART_ALIGN) + guard_bytes, SHD_PAGE_BYTES);
 }
 
 /* Limits that keep place_parts() far from overflow. */
@@ -123,8 +127,11 @@ static void point_to_parts(struct ledger *l, void *memory)
     const uint64_t more_at = layout_align(history_end, PART_ALIGN);
     if (h->version >= 3)
         l->more = (void *)(base + more_at);
+    const uint64_t set_at = layout_align(more_at + 2 * sizeof *l->more, PART_ALIGN);
     if (h->version >= 6)
-        l->set = (void *)(base + layout_align(more_at + 2 * sizeof *l->more, PART_ALIGN));
+        l->set = (void *)(base + set_at);
+    if (h->version >= 7)
+        l->guard = (void *)(base + layout_align(set_at + sizeof *l->set, PART_ALIGN));
 }
 
 void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shape)
@@ -217,6 +224,30 @@ void ledger_unit_updates_next(struct ledger *l, uint32_t unit, uint64_t updates)
         l->unit[unit].updates[(commits + 1) & 1] = updates;
 }
 
+static void guard_get(const struct ledger *l, uint32_t slot, struct decision_guard *ret_guard)
+{
+    if (l->guard == NULL)
+        return;
+    const struct ledger_veto *v = &l->guard->record[slot].last;
+    *ret_guard = (struct decision_guard){
+        .what = v->what, .stop = v->stop != 0, .value = v->value, .bound = v->bound
+    };
+}
+
+/* A stop stays one until another takes its place. */
+static void guard_put(struct ledger *l, uint32_t slot, const struct decision_guard *g)
+{
+    if (l->guard == NULL)
+        return;
+    const struct ledger_veto last = { .commits = l->head->record[slot].step + 1,
+                                      .what = g->what,
+                                      .stop = g->stop,
+                                      .value = g->value,
+                                      .bound = g->bound };
+    l->guard->record[slot].last = last;
+    l->guard->record[slot].stopped = g->stop ? last : l->guard->record[1 - slot].stopped;
+}
+
 void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision *ret_decision)
 {
     const struct ledger_decision *kept = &l->head->record[slot].decision;
@@ -231,6 +262,7 @@ void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision 
         d.rate_count = l->more[slot].rate_count;
         memcpy(d.rates, l->more[slot].rates, d.rate_count * sizeof *d.rates);
     }
+    guard_get(l, slot, &d.guard);
     d.put = l->head->put_at[slot];
     /* Older versions do not say; where all units have one count it is the same. */
     if (d.put != 0 && (kept->sets_updates || !ledger_counts_units(l)))
@@ -240,6 +272,8 @@ void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision 
 
 bool ledger_decision_room(const struct ledger *l, const struct decision *decision)
 {
+    if (l->guard == NULL && decision->guard.what != GUARD_NONE)
+        return false;
     if (l->more == NULL)
         return decision->divisor == 0 && decision->rate_count == 0 && decision->puts == 0;
     return decision->puts <= UINT32_MAX;
@@ -255,6 +289,7 @@ void ledger_decision_put(struct ledger *l, uint32_t slot, const struct decision 
                                                                .loss_scale = d->loss_scale,
                                                                .good_steps = d->good_steps };
     l->head->put_at[slot] = d->put;
+    guard_put(l, slot, &d->guard);
     if (l->more == NULL)
         return;
     l->more[slot].divisor = d->divisor;
@@ -465,6 +500,31 @@ static int check_set(const struct ledger *l, struct shd_err *e)
                    kept->now.count, kept->next.count, kept->from);
 }
 
+static bool is_veto(const struct ledger_veto *v, uint64_t commits, bool skip)
+{
+    const struct decision_guard g = {
+        .what = v->what, .stop = v->stop == 1, .value = v->value, .bound = v->bound
+    };
+    return v->commits <= commits && v->stop <= 1 && guard_plausible(&g, skip);
+}
+
+static int check_guard(const struct ledger *l, uint64_t commits, struct shd_err *e)
+{
+    if (l->guard == NULL)
+        return SHD_OK;
+    const struct ledger_veto *last = &l->guard->record[commits & 1].last;
+    const struct ledger_veto *stopped = &l->guard->record[commits & 1].stopped;
+    const bool skip = commits > 0 && l->head->record[commits & 1].decision.skip;
+    if (is_veto(last, commits, skip) && is_veto(stopped, commits, /* skip= */ true) &&
+        (stopped->stop == 1) == (stopped->commits > 0) && atomic_load(&l->guard->go_on) <= commits)
+        return SHD_OK;
+    return err_set(e, SHD_ESEGMENT,
+                   "ledger's guard skipped by rule %" PRIu32 ", stopped by rule %" PRIu32
+                   " after %" PRIu64 " commits and went on after %" PRIu64 ", of %" PRIu64,
+                   last->what, stopped->what, stopped->commits,
+                   (uint64_t)atomic_load(&l->guard->go_on), commits);
+}
+
 /* A build of version 3 could not reset a step, and may have answered Prepare without saying so. */
 void ledger_renew(struct ledger *l)
 {
@@ -514,6 +574,8 @@ int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err 
         r = check_metrics(&found, commits, e);
     if (r == SHD_OK)
         r = check_set(&found, e);
+    if (r == SHD_OK)
+        r = check_guard(&found, commits, e);
     if (r != SHD_OK)
         return r;
     *l = found;

@@ -25,6 +25,7 @@
  *   metrics.tag       the micro-batch's numbers are there; and of which round
  *   history.tag       the row of a step is there; it counts when the step is committed
  *   set.given         so many changes of settings were given; set.kept[given & 1] is what is kept
+ *   guard.go_on       what a guard stopped up to there is trained again; guard.record as record
  *
  * Words that belong to a round carry it, and no two attempts at a step, or steps, have the same: so
  * nothing has to be cleared when the next one begins, or the same one begins again. A
@@ -46,8 +47,9 @@
 #include "proto/base/fixsum.h"
 #include "proto/base/status.h"
 
-#define LEDGER_MAGIC      UINT64_C(0x31726764656c6873) /* "shledgr1" */
-#define LEDGER_VERSION    6u /* without 5: settings; 4: counts; 3: resets; 2: more; 1: history */
+#define LEDGER_MAGIC UINT64_C(0x31726764656c6873) /* "shledgr1" */
+#define LEDGER_VERSION \
+    7u /* without 6: guard; 5: settings; 4: counts; 3: resets; 2: more; 1: history */
 #define LEDGER_ONE_COUNT  4u /* the version of one with one count of updates for all units */
 #define LEDGER_NAME_BYTES 128u
 #define LEDGER_BLOB_BYTES ((uint64_t)768 * 1024)
@@ -59,6 +61,7 @@
 #define LEDGER_RESETS_MAX (UINT64_C(1) << 32)
 
 struct history_slot;
+struct ledger_guard;
 struct ledger_set;
 
 struct ledger_decision { /* of a decision what every version of a ledger has */
@@ -147,6 +150,7 @@ struct ledger {
     struct history_slot *history; /* [history_slots], behind the blobs */
     struct ledger_more *more;     /* [2], as records, behind that; NULL: an older version's */
     struct ledger_set *set;       /* ledger_set.h, behind that; NULL: likewise */
+    struct ledger_guard *guard;   /* ledger_guard.h, behind that; NULL: likewise */
 };
 
 struct ledger_shape {

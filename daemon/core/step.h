@@ -110,6 +110,8 @@ struct step_prepared {
      */
     const double *settings; /* [setting_count] */
     uint32_t setting_count; /* 0: nothing */
+    const double *limits;   /* likewise: of its guard (step_guard.h); [limit_count] */
+    uint32_t limit_count;
 };
 
 struct step; /* lives in caller's memory */

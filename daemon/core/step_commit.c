@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/core/ledger.h"
+#include "daemon/core/step_guard.h"
 #include "daemon/core/step_set.h"
 #include "daemon/core/step_state.h"
 #include "proto/base/check.h"
@@ -27,13 +28,20 @@ int step_prepare(struct step *s, uint64_t step, struct step_prepared *ret_prepar
                  struct shd_err *e)
 {
     if (step == s->record.step && step <= s->now) {
+        const int r = s->phase == STEP_SEALED ? step_check_stopped(s, e) : SHD_OK;
+        if (r != SHD_OK)
+            return r;
         if (s->phase == STEP_SEALED)
             promise(s);
         *ret_prepared = s->record;
         if (!s->record.has_decision) {
-            step_settings(s, step, &s->told); /* behind the promise: they do not change any more */
-            ret_prepared->settings = s->told.numbers;
-            ret_prepared->setting_count = s->told.count;
+            /* Behind the promise: they do not change any more. */
+            step_settings(s, step, &s->told.settings);
+            step_guard_limits(s, &s->told.limits);
+            ret_prepared->settings = s->told.settings.numbers;
+            ret_prepared->setting_count = s->told.settings.count;
+            ret_prepared->limits = s->told.limits.numbers;
+            ret_prepared->limit_count = s->told.limits.count;
         }
         return SHD_OK;
     }
@@ -49,21 +57,21 @@ int step_prepare(struct step *s, uint64_t step, struct step_prepared *ret_prepar
 
 void step_seen(struct step *s, double norm, uint64_t time_ns)
 {
-    s->next_norm = norm;
-    s->next_time_ns = time_ns;
+    s->next.norm = norm;
+    s->next.time_ns = time_ns;
 }
 
 static void write_row(struct step *s)
 {
     const struct decision *d = &s->record.decision;
     struct history_row row = { .step = s->now,
-                               .time_ns = s->next_time_ns,
-                               .norm = s->next_norm,
+                               .time_ns = s->next.time_ns,
+                               .norm = s->next.norm,
                                .lr = d->lr,
                                .loss_scale = d->put != 0 ? 0 : d->loss_scale,
-                               .scale = d->scale,
+                               .scale = d->guard.what != 0 ? (float)d->guard.bound : d->scale,
                                .metric_count = s->record.metric_count,
-                               .skipped = d->skip,
+                               .skipped = history_skipped(d->skip, d->guard.what),
                                .reported = s->record.reported };
     memcpy(row.metrics, s->record.metrics, sizeof row.metrics);
     if (s->ledger.head->history_slots > 0)
@@ -213,6 +221,11 @@ int step_commit(struct step *s, uint64_t step, const struct decision *decision,
         return err_set(e, SHD_EINVAL,
                        "commit of step %" PRIu64 " would apply gradients that are not finite",
                        step);
+    if (!guard_plausible(&decision->guard, decision->skip))
+        return err_set(e, SHD_EINVAL,
+                       "commit of step %" PRIu64 " with rule %" PRIu32 " of a guard%s, limit %g",
+                       step, decision->guard.what, decision->skip ? "" : " that skips nothing",
+                       decision->guard.bound);
     if (blob.bytes > LEDGER_BLOB_BYTES || step >= LEDGER_STEP_MAX)
         return err_set(e, SHD_ERANGE,
                        "commit of step %" PRIu64 " (limit %" PRIu64 ") with a blob of %" PRIu64
@@ -222,7 +235,7 @@ int step_commit(struct step *s, uint64_t step, const struct decision *decision,
         return err_set(
             e, SHD_ENOTSUP,
             "commit of step %" PRIu64
-            " with a divisor or rates of groups: the model was opened by an older build, "
+            " with a divisor, rates of groups or a guard: the model was opened by an older build, "
             "whose ledger has no room for them; save it, and restore it in this one",
             step);
     if (put)

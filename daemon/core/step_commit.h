@@ -9,7 +9,7 @@
  * or, for an older one, says that it is over (only a worker without a part in a step can come so
  * late). That of the sealed one is a promise, kept in the ledger: its gradients are not given up
  * any more, unless another owner has given none. SHD_PENDING: gradients are missing; ask again
- * after SEALED. SHD_ESTEP: too new. */
+ * after SEALED. SHD_ESTEP: too new. SHD_ESTOPPED: a guard has stopped training (step_guard.h). */
 int step_prepare(struct step *s, uint64_t step, struct step_prepared *ret_prepared,
                  struct shd_err *e);
 
@@ -27,7 +27,8 @@ enum step_committed {
  * given. *ret_how says which it was. blob: the client's own state, kept with the step; data NULL:
  * the last one stays. SHD_PENDING: all gradients are in and their sum of squares is being formed,
  * as after a crash of who was SEALED and said so: ask again after SEALED. SHD_ESTEP: gradients are
- * missing, or too new. SHD_EINVAL: an update with gradients that are not finite. SHD_ERANGE: a blob
+ * missing, or too new. SHD_EINVAL: an update with gradients that are not finite, or what no guard
+ * decides. SHD_ERANGE: a blob
  * above LEDGER_BLOB_BYTES, or step LEDGER_STEP_MAX. SHD_ENOTSUP: ledger_decision_room().
  * Of a put: SHD_PENDING, too, while the step before is applied; there must be no gradients, or
  * step_put_clear() has dropped them. */

@@ -118,6 +118,11 @@ struct step *step_init(void *memory, const struct ledger *ledger, const bool *fr
     return s;
 }
 
+void step_guard(struct step *s, const struct guard *guard)
+{
+    s->guard = guard;
+}
+
 void step_skips_idle(struct step *s, uint32_t unit)
 {
     CHECK(unit < s->units);

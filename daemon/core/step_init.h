@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct guard;
 struct ledger;
 struct step;
 
@@ -28,5 +29,8 @@ void step_skips_idle(struct step *s, uint32_t unit);
 /* What is returned of the unit are values, which its mean is of: their squares are not in the
  * step's sum (that one of them is not finite counts), and it skips idle steps. Likewise. */
 void step_means(struct step *s, uint32_t unit);
+
+/* Its guard's rules, borrowed; NULL: none. Likewise. */
+void step_guard(struct step *s, const struct guard *guard);
 
 #endif

@@ -4,7 +4,9 @@
 #include <inttypes.h>
 
 #include "daemon/core/ledger.h"
+#include "daemon/core/ledger_guard.h"
 #include "daemon/core/ledger_set.h"
+#include "daemon/core/step_guard.h"
 #include "daemon/core/step_state.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/status.h"
@@ -54,5 +56,21 @@ int step_set(struct step *s, const struct settings *change, uint64_t at, uint64_
     FAIL_POINT("step:set:before");
     atomic_store_explicit(&set->given, given + 1, memory_order_release);
     FAIL_POINT("step:set:after");
+    return SHD_OK;
+}
+
+int step_go_on(struct step *s, struct shd_err *e)
+{
+    struct ledger_guard *g = s->ledger.guard;
+    struct step_stopped stopped;
+    if (g == NULL)
+        return err_set(e, SHD_ENOTSUP,
+                       "the model was opened by an older build, which knows no guard: nothing was "
+                       "stopped");
+    if (!step_stopped(s, &stopped))
+        return SHD_OK;
+    FAIL_POINT("step:go_on:before");
+    atomic_store_explicit(&g->go_on, stopped.step + 1, memory_order_release);
+    FAIL_POINT("step:go_on:after");
     return SHD_OK;
 }

@@ -20,6 +20,10 @@ int step_set(struct step *s, const struct settings *change, uint64_t at, uint64_
  */
 void step_settings(const struct step *s, uint64_t step, struct settings *ret_settings);
 
+/* Train on what a guard has stopped (step_guard.h), if it has. Errors: SHD_ENOTSUP a ledger of an
+ * older version. */
+int step_go_on(struct step *s, struct shd_err *e);
+
 /* All that is kept; NULL: in a ledger of an older version nothing is. */
 const struct settings_kept *step_settings_kept(const struct step *s);
 

@@ -3,6 +3,7 @@
 #define SHD_STEP_STATE_H
 
 #include "daemon/core/step.h"
+#include "proto/spec/guard.h"
 #include "proto/spec/settings.h"
 
 #define CELL_EMPTY   0u
@@ -42,9 +43,15 @@ struct step {
     bool dropping; /* the collecting step is to become a put: its gradients count no more */
     const uint64_t *put_updates; /* step_put_updates() */
     struct step_prepared record;
-    struct settings told; /* with the last answer to a Prepare */
-    double next_norm;     /* of the row that the next commit writes */
-    uint64_t next_time_ns;
+    const struct guard *guard; /* NULL: none */
+    struct {
+        struct settings settings;
+        struct guard_limits limits;
+    } told; /* with the last answer to a Prepare */
+    struct {
+        double norm;
+        uint64_t time_ns;
+    } next;               /* of the row that the next commit writes */
     struct decision last; /* decision recorded */
     bool has_last;
     uint32_t *micro_units;  /* [micros]: units for which it needs no sender any more */

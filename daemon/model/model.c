@@ -175,6 +175,7 @@ int model_core(struct model *m, struct shd_err *e)
         m->units[u].acc = frozen[u] ? NULL : model_array(m, SHARDMAP_ACC, u);
     }
     m->core = step_init(core, m->ledger, frozen);
+    step_guard(m->core, m->spec->guard);
     free(frozen);
     for (uint32_t u = 0; u < units; u++)
         if (m->spec->units[u].skips_idle)
@@ -359,6 +360,17 @@ int model_set(struct model *m, const uint8_t *change, size_t bytes, uint64_t at,
         r = step_set(m->core, &asked, at, ret_from, e);
     if (r == SHD_OK)
         log_info("op=set model=%s from=%" PRIu64, m->spec->name, *ret_from);
+    return r;
+}
+
+int model_go_on(struct model *m, struct shd_err *e)
+{
+    if (m->map->owner != 0)
+        return err_set(e, SHD_EINVAL, "a guard is owner 0's, this is owner %" PRIu32,
+                       m->map->owner);
+    const int r = step_go_on(m->core, e);
+    if (r == SHD_OK)
+        log_info("op=go_on model=%s step=%" PRIu64, m->spec->name, step_collecting(m->core));
     return r;
 }
 

@@ -186,6 +186,11 @@ uint64_t model_norm(const struct model *m, uint32_t unit, double *ret_norm);
 int model_set(struct model *m, const uint8_t *change, size_t bytes, uint64_t at, uint64_t *ret_from,
               struct shd_err *e);
 
+/* Train on after a guard has stopped it, as step_go_on() at owner 0. Errors beside those:
+ * SHD_EINVAL.
+ */
+int model_go_on(struct model *m, struct shd_err *e);
+
 /* What is set of the model at `step`, as JSON (proto/spec/settings_text.h), and taking it over from
  * a checkpoint (NULL: nothing), at owner 0. *ret_json: the caller's to free; NULL: nothing is set.
  * Errors: SHD_ENOMEM; SHD_ENOTSUP a ledger without room for it; SHD_EINVAL, SHD_ERANGE. */

@@ -30,6 +30,9 @@ static int change(struct op *op, uint64_t *ret_from)
     const struct wire_set *req = &op->req.set;
     if (op->session->role == WIRE_READER)
         return err_set(&op->err, SHD_EAUTH, "a reader cannot change settings");
+    *ret_from = step_collecting(op->model->core);
+    if (req->go_on)
+        return model_go_on(op->model, &op->err);
     const int r = check_workers(op);
     return r == SHD_OK ? model_set(op->model, req->change.data, req->change.bytes, req->from,
                                    ret_from, &op->err)

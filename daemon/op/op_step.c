@@ -207,6 +207,9 @@ static int op_prepare(struct op *op)
     if (p.setting_count > 0)
         op->reply.prepared.settings = (struct wire_bytes){ (const uint8_t *)p.settings,
                                                            p.setting_count * sizeof *p.settings };
+    if (p.limit_count > 0)
+        op->reply.prepared.guard = (struct wire_bytes){ (const uint8_t *)p.limits,
+                                                        p.limit_count * sizeof *p.limits };
     return SHD_OK;
 }
 

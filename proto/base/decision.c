@@ -44,5 +44,8 @@ bool decision_equal(const struct decision *a, const struct decision *b)
            bits(a->lr) == bits(b->lr) && bits(a->loss_scale) == bits(b->loss_scale) &&
            a->good_steps == b->good_steps && bits(a->divisor) == bits(b->divisor) &&
            a->rate_count == b->rate_count && a->put == b->put && a->puts == b->puts &&
+           a->guard.what == b->guard.what && a->guard.stop == b->guard.stop &&
+           bits(a->guard.value) == bits(b->guard.value) &&
+           bits(a->guard.bound) == bits(b->guard.bound) &&
            memcmp(a->rates, b->rates, a->rate_count * sizeof *a->rates) == 0;
 }

@@ -18,14 +18,22 @@ struct decision_rates {
 #define DECISION_RATES      4u /* numbers of a group */
 #define DECISION_GROUPS_MAX 64u
 
+/* Why a guard skipped a step whose gradients are finite (proto/spec/guard.h). */
+struct decision_guard {
+    uint32_t what; /* enum guard_what; 0: it did not */
+    bool stop;     /* nothing is trained from there on, until somebody says so */
+    double value;  /* finite or not */
+    double bound;  /* finite: what the value is above */
+};
+
 struct decision {
-    bool skip;           /* gradients were not finite: the step counts, the values stay */
+    bool skip;           /* by `guard`, or gradients were not finite: it counts, the values stay */
     float scale;         /* finite, >= 0: the summed gradient is multiplied by it */
     double lr;           /* finite, >= 0 */
     double loss_scale;   /* finite, >= 0: what the gradients were multiplied by; 0, 1: nothing */
     uint32_t good_steps; /* dynamic loss scaling: in a row without overflow, this one counted */
-    double divisor;      /* finite, >= 0: what the sum became a mean by; 0: by its micro-batches */
     uint32_t rate_count; /* of rates: DECISION_RATES for each group of the model, or 0 */
+    double divisor;      /* finite, >= 0: what the sum became a mean by; 0: by its micro-batches */
     double rates[DECISION_GROUPS_MAX * DECISION_RATES]; /* struct decision_rates, one by one */
     /* Not 0: a put. The step's gradients, if there are any, are dropped; values that wait at each
      * owner under this random number take the place of what it has. `skip` is set; loss_scale and
@@ -33,6 +41,7 @@ struct decision {
     uint64_t put;
     uint64_t updates; /* of a put: 1 + the updates that count as applied; 0: as many as before */
     uint64_t puts;    /* committed steps that were puts, this one counted */
+    struct decision_guard guard;
 };
 
 /* Those of group g; all NaN when the decision has none. */

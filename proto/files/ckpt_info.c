@@ -16,6 +16,7 @@
 #include "proto/base/status.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
+#include "proto/spec/guard.h"
 #include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
 
@@ -118,6 +119,13 @@ static json_t *dump_blob(const struct ckpt_info *info)
     return v;
 }
 
+static json_t *dump_guard(const struct decision_guard *g)
+{
+    json_t *value = isfinite(g->value) ? json_real(g->value) : json_null();
+    return json_pack("{s:s, s:b, s:o, s:f}", "rule", guard_name(g->what), "stop", (int)g->stop,
+                     "value", value, "bound", g->bound);
+}
+
 /* loss_scale is a power of two, scale a float: a double holds each exactly. */
 static json_t *dump_decision(const struct ckpt_info *info)
 {
@@ -139,6 +147,8 @@ static json_t *dump_decision(const struct ckpt_info *info)
         json_object_set_new(o, "puts", json_integer((json_int_t)d->puts));
     if (o != NULL && d->put != 0)
         json_object_set_new(o, "put", json_true());
+    if (o != NULL && d->guard.what != GUARD_NONE)
+        json_object_set_new(o, "guard", dump_guard(&d->guard));
     return o;
 }
 
@@ -159,10 +169,12 @@ int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, 
         json_array_append_new(list, json_pack("{s:s, s:I}", "name", files[i].name, "bytes",
                                               (json_int_t)files[i].bytes));
     json_t *spec = json_loads(info->spec_json, 0, &why);
-    const int format = json_object_get(spec, "ema") != NULL ? CKPT_FORMAT_EMA
-                       : info->settings_json != NULL        ? CKPT_FORMAT_SET
-                       : info->unit_count > 0               ? CKPT_FORMAT_UNITS
-                                                            : CKPT_FORMAT;
+    const bool guarded = info->has_decision && info->decision.guard.what != GUARD_NONE;
+    const bool rules = guarded || json_object_get(spec, "ema") != NULL;
+    const int format = rules                         ? CKPT_FORMAT_RULES
+                       : info->settings_json != NULL ? CKPT_FORMAT_SET
+                       : info->unit_count > 0        ? CKPT_FORMAT_UNITS
+                                                     : CKPT_FORMAT;
     json_t *root = json_pack("{s:i, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:I, s:s}", "format", format,
                              "step", (json_int_t)info->step, "updates", (json_int_t)info->updates,
                              "digest", info->digest, "spec", spec, "decision", dump_decision(info),
@@ -228,6 +240,23 @@ static bool read_more(const json_t *o, struct decision *d)
     return true;
 }
 
+/* A value that is not finite was a loss; which one is not kept. */
+static bool read_guard(const json_t *o, struct decision_guard *ret_guard)
+{
+    const json_t *rule = json_object_get(o, "rule"), *value = json_object_get(o, "value");
+    const json_t *stop = json_object_get(o, "stop"), *bound = json_object_get(o, "bound");
+    struct decision_guard g = { .stop = json_is_true(stop),
+                                .value = json_is_null(value) ? (double)NAN
+                                                             : json_number_value(value),
+                                .bound = json_number_value(bound) };
+    for (uint32_t what = GUARD_NONE + 1; what < GUARD_WHAT_END; what++)
+        if (json_is_string(rule) && strcmp(json_string_value(rule), guard_name(what)) == 0)
+            g.what = what;
+    *ret_guard = g;
+    return g.what != GUARD_NONE && json_is_boolean(stop) && json_is_number(bound) &&
+           (json_is_null(value) || json_is_number(value)) && guard_plausible(&g, /* skip= */ true);
+}
+
 static int read_decision(const json_t *root, struct ckpt_info *info, struct shd_err *e)
 {
     const json_t *o = json_object_get(root, "decision");
@@ -243,6 +272,9 @@ static int read_decision(const json_t *root, struct ckpt_info *info, struct shd_
         !isfinite((float)scale) || !read_more(o, d))
         return bad_field(e, "decision");
     d->skip = json_is_true(json_object_get(o, "skip"));
+    const json_t *guard = json_object_get(o, "guard");
+    if (guard != NULL && (!d->skip || !read_guard(guard, &d->guard)))
+        return bad_field(e, "decision");
     d->scale = (float)scale;
     d->good_steps = (uint32_t)good_steps;
     d->put = json_is_true(json_object_get(o, "put")) ? PUT_RESTORED : 0;
@@ -350,9 +382,9 @@ static int take_fields(int dir_fd, const json_t *root, struct ckpt_info *info, s
     const char *digest = json_string_value(json_object_get(root, "digest"));
     const char *version = json_string_value(json_object_get(root, "version"));
     int r = get_number(root, "format", INT32_MAX, &format, e);
-    if (r == SHD_OK && (format < CKPT_FORMAT || format > CKPT_FORMAT_EMA))
+    if (r == SHD_OK && (format < CKPT_FORMAT || format > CKPT_FORMAT_RULES))
         return err_set(e, SHD_ENOTSUP, "is of format %" PRIu64 ", this build reads %d to %d",
-                       format, CKPT_FORMAT, CKPT_FORMAT_EMA);
+                       format, CKPT_FORMAT, CKPT_FORMAT_RULES);
     if (r == SHD_OK)
         r = get_number(root, "step", INT64_MAX, &info->step, e);
     if (r == SHD_OK)
@@ -371,10 +403,10 @@ static int take_fields(int dir_fd, const json_t *root, struct ckpt_info *info, s
     if (r == SHD_OK && info->updates > info->step && info->decision.puts == 0)
         r = bad_field(e, "updates"); /* a put may say how many count */
     if (r == SHD_OK && (format == CKPT_FORMAT_UNITS ||
-                        (format > CKPT_FORMAT_UNITS && json_object_get(root, "unit_updates"))))
+                        (format >= CKPT_FORMAT_SET && json_object_get(root, "unit_updates"))))
         r = read_unit_updates(root, info, e);
     if (r == SHD_OK && (format == CKPT_FORMAT_SET ||
-                        (format == CKPT_FORMAT_EMA && json_object_get(root, "settings"))))
+                        (format == CKPT_FORMAT_RULES && json_object_get(root, "settings"))))
         r = read_settings(root, info, e);
     if (r == SHD_OK)
         r = read_blob(root, info, e);

@@ -24,13 +24,21 @@ struct history_row {
     double norm;       /* of the mean gradient, before clipping; infinite when it was not finite */
     double lr;         /* of the update */
     double loss_scale; /* 0, 1: none */
-    float scale;       /* the summed gradient was multiplied by it */
+    float scale;       /* the summed gradient was multiplied by it; where a guard skipped the step,
+                        * by nothing: what its norm or loss was above (proto/spec/guard.h) */
     uint32_t metric_count;
-    uint32_t skipped;  /* 1: the gradient was not finite, nothing was updated */
+    uint32_t
+        skipped; /* 0: no; 1: the gradient was not finite, or it was a put, nothing was updated;
+                  * 1 + enum guard_what: a guard did it. A build before guards takes that for 1 */
     uint32_t reported; /* groups of micro-batches that had metrics; 0: not known */
 };
 #define HISTORY_ROW_BYTES 88u
 _Static_assert(sizeof(struct history_row) == HISTORY_ROW_BYTES, "rows cross processes");
+
+static inline uint32_t history_skipped(bool skip, uint32_t guard)
+{
+    return guard != 0 ? 1 + guard : skip;
+}
 
 struct history_slot {
     struct history_row row;

@@ -12,6 +12,7 @@
 #include <openssl/sha.h>
 
 #include "proto/base/check.h"
+#include "proto/spec/guard.h"
 
 const struct spec_init_row spec_init_rows[SPEC_INITS + 1] = {
     [SPEC_INIT_CONST] = { "const", 1 },
@@ -46,6 +47,7 @@ void spec_free(struct spec *spec)
     for (uint32_t i = 0; spec->tensors != NULL && i < spec->tensor_count; i++)
         free(spec->tensors[i].name);
     free(spec->groups);
+    free(spec->guard);
     free(spec->units);
     free(spec->tensors);
     free(spec->by_name);
@@ -232,6 +234,20 @@ static void compare_groups(struct comparison *c, const struct spec *open, const 
     }
 }
 
+static void compare_guard(struct comparison *c, const struct guard *open, const struct guard *asked)
+{
+    const uint32_t count = open != NULL ? open->count : 0;
+    same_u64(c, count, asked != NULL ? asked->count : 0, "number of the guard's rules");
+    for (uint32_t i = 0; c->status == SHD_OK && i < count; i++) {
+        const struct guard_rule *o = &open->rules[i], *a = &asked->rules[i];
+        same_text(c, guard_name(o->what), guard_name(a->what), "guard[%" PRIu32 "]'s rule", i);
+        same_real(c, o->threshold, a->threshold, "guard[%" PRIu32 "].%s", i, guard_name(o->what));
+        same_u64(c, o->window, a->window, "guard[%" PRIu32 "].window", i);
+        same_text(c, o->stop ? "stop" : "skip", a->stop ? "stop" : "skip",
+                  "guard[%" PRIu32 "].action", i);
+    }
+}
+
 /* Tensor i of both; groups are known to be the same. */
 static void compare_tensor(struct comparison *c, const struct spec *open, const struct spec *asked,
                            uint32_t i)
@@ -289,6 +305,7 @@ int spec_compare(const struct spec *open, const struct spec *asked, struct shd_e
               "ema_warmup");
     compare_optimizer(&c, open, asked);
     compare_groups(&c, open, asked);
+    compare_guard(&c, open->guard, asked->guard);
     same_u64(&c, open->unit_count, asked->unit_count, "number of units");
     for (uint32_t i = 0; c.status == SHD_OK && i < open->unit_count; i++)
         compare_unit(&c, open, asked, i);

@@ -70,6 +70,8 @@ struct spec_unit {
     bool mean;       /* its tensors' groups do: returned are values, in fp32; no moments */
 };
 
+struct guard;
+
 struct spec {
     char *name;
     uint64_t seed;
@@ -84,6 +86,7 @@ struct spec {
     double dampening;         /* likewise */
     double ema;               /* decay of the parameters' moving average; 0: there is none */
     bool ema_warmup;          /* it grows to that decay */
+    struct guard *guard;      /* owned: which steps are skipped; NULL: no rules */
     struct spec_group *groups;
     uint32_t group_count; /* 1..SHD_GROUPS_MAX; a spec without groups has one, "default" */
     struct spec_unit *units;

@@ -8,6 +8,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/spec/spec_guard.h"
 #include "proto/spec/spec_node.h"
 #include "proto/spec/spec_optimizer.h"
 #include "proto/spec/spec_write.h"
@@ -514,7 +515,7 @@ static int parse_root(struct parser *p, const struct node *root)
 {
     static const char *const known[] = { "name",    "seed",       "micro_batches", "accumulate",
                                          "publish", "grad_dtype", "optimizer",     "ema",
-                                         "groups",  "units",      "ema_warmup" };
+                                         "groups",  "units",      "ema_warmup",    "guard" };
     struct spec *s = p->spec;
     int r = node_object(root, known, ARRAY_SIZE(known), p->e);
     if (r != SHD_OK)
@@ -525,6 +526,7 @@ static int parse_root(struct parser *p, const struct node *root)
     const struct node publish = node_field(root, "publish"), groups = node_field(root, "groups");
     const struct node grad_dtype = node_field(root, "grad_dtype");
     const struct node optimizer = node_field(root, "optimizer"), units = node_field(root, "units");
+    const struct node guard = node_field(root, "guard");
     uint64_t micro_batches = 0;
     r = node_name(&name, &s->name, p->e);
     if (r == SHD_OK && seed.json != NULL)
@@ -542,6 +544,8 @@ static int parse_root(struct parser *p, const struct node *root)
         r = spec_optimizer_parse(s, &optimizer, p->e);
     if (r == SHD_OK)
         r = parse_ema(p, root);
+    if (r == SHD_OK)
+        r = spec_guard_parse(&s->guard, &guard, p->e);
     if (r == SHD_OK)
         r = parse_groups(p, &groups);
     if (r == SHD_OK)

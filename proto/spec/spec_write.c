@@ -18,6 +18,7 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/spec/spec.h"
+#include "proto/spec/spec_guard.h"
 #include "proto/spec/spec_optimizer.h"
 
 #define ROOM_MIN   ((size_t)4096)
@@ -186,6 +187,8 @@ static char *dump_head(const struct spec *spec)
         root = spec_json_with(root, "ema", json_real(spec->ema));
     if (spec->ema_warmup)
         root = spec_json_with(root, "ema_warmup", json_true());
+    if (spec->guard != NULL) /* likewise */
+        root = spec_json_with(root, "guard", spec_guard_json(spec->guard));
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);
     return text;

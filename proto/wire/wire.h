@@ -61,16 +61,17 @@ struct wire_bytes {
  * is said here. */
 enum wire_level {
     WIRE_LEVEL_BASE,
-    WIRE_LEVEL_SPECS,  /* specs in segments (SIDE_WELCOME.kind, OpenModel.spec_apart), names of
-                        * metrics and how many reported, the attempt of a put */
-    WIRE_LEVEL_TOLD,   /* Hello.level */
-    WIRE_LEVEL_RANGES, /* Digest.tensors */
-    WIRE_LEVEL_MEETS,  /* Lease.meet */
-    WIRE_LEVEL_COUNTS, /* unit_updates, one_count */
-    WIRE_LEVEL_RINGS,  /* OpenRing and Ring, SIDE_WAKE */
-    WIRE_LEVEL_SAID,   /* Layout.one_count */
-    WIRE_LEVEL_STATES, /* Pin, Show, Drop, Fork, Set; settings of Prepared and Checkpointed;
-                        * Digest.tensors of several units; OpenModel.first, Layout.instance */
+    WIRE_LEVEL_SPECS,     /* specs in segments (SIDE_WELCOME.kind, OpenModel.spec_apart), names of
+                           * metrics and how many reported, the attempt of a put */
+    WIRE_LEVEL_TOLD,      /* Hello.level */
+    WIRE_LEVEL_RANGES,    /* Digest.tensors */
+    WIRE_LEVEL_MEETS,     /* Lease.meet */
+    WIRE_LEVEL_COUNTS,    /* unit_updates, one_count */
+    WIRE_LEVEL_RINGS,     /* OpenRing and Ring, SIDE_WAKE */
+    WIRE_LEVEL_SAID,      /* Layout.one_count */
+    WIRE_LEVEL_STATES,    /* Pin, Show, Drop, Fork, Set; settings of Prepared and Checkpointed;
+                           * Digest.tensors of several units; OpenModel.first, Layout.instance */
+    WIRE_LEVEL_RULES = 9, /* guards: of Decision, Prepared and Set */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -286,6 +287,7 @@ struct wire_set {
     struct wire_bytes change; /* doubles, in any place: settings_unpack(); may be empty */
     uint64_t from;            /* 0: the first step that it can be */
     bool look;
+    bool go_on;
 };
 struct wire_pin {
     uint32_t model;
@@ -419,7 +421,8 @@ struct wire_prepared {
     struct decision decision;
     uint32_t reported; /* returned groups that had metrics; 0: not known */
     struct wire_bytes
-        settings; /* doubles, in any place: settings_unpack(); empty: nothing is set */
+        settings;            /* doubles, in any place: settings_unpack(); empty: nothing is set */
+    struct wire_bytes guard; /* likewise: guard_limits_unpack(); empty: no guard */
 };
 struct wire_committed {
     uint64_t step;

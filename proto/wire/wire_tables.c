@@ -5,6 +5,7 @@
 #include "proto/base/check.h"
 #include "proto/share/history.h"
 #include "proto/share/tally.h"
+#include "proto/spec/guard.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/settings.h"
 #include "proto/spec/spec.h"
@@ -74,6 +75,11 @@ static const struct wire_field decision_fields[] = {
     DECIDED_AS(put, WIRE_ANY),
     DECIDED_AS(updates, WIRE_ANY),
     DECIDED_AS(puts, WIRE_ANY),
+    ROW_AS(struct decision, "guard", guard.what, .form = WIRE_UP_TO, .max = GUARD_WHAT_END - 1,
+           NEEDED_SINCE(RULES)),
+    ROW_AS(struct decision, "guard_stop", guard.stop, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW_AS(struct decision, "guard_value", guard.value, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW_AS(struct decision, "guard_bound", guard.bound, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
 };
 static const struct wire_message decision = MESSAGE_OF(struct decision, "decision", decision);
 
@@ -208,6 +214,7 @@ static const struct wire_field set_fields[] = {
     SETTINGS(set, change),
     ROW(set, from, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(set, look, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(set, go_on, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
 };
 static const struct wire_field pin_fields[] = {
     ROW(pin, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
@@ -293,6 +300,8 @@ static const struct wire_field prepared_fields[] = {
     ANY(prepared, over),
     ROW(prepared, reported, .form = WIRE_UP_TO, .max = SHD_MICROS_MAX, SINCE(SPECS)),
     SETTINGS(prepared, settings),
+    ROW(prepared, guard, .max = sizeof(((struct guard_limits *)0)->numbers),
+        .multiple = GUARD_LIMIT_NUMBERS * sizeof(double), NEEDED_SINCE(RULES)),
 };
 static const struct wire_field committed_fields[] = { ANY(committed, step), DECISION(committed),
                                                       ANY(committed, over) };

@@ -11,7 +11,9 @@ static bool same_decision(struct decision a, struct decision b)
 {
     return a.skip == b.skip && a.scale == b.scale && a.lr == b.lr && a.loss_scale == b.loss_scale &&
            a.good_steps == b.good_steps && a.divisor == b.divisor && a.rate_count == b.rate_count &&
-           memcmp(a.rates, b.rates, a.rate_count * sizeof *a.rates) == 0;
+           memcmp(a.rates, b.rates, a.rate_count * sizeof *a.rates) == 0 &&
+           a.guard.what == b.guard.what && a.guard.stop == b.guard.stop &&
+           a.guard.value == b.guard.value && a.guard.bound == b.guard.bound;
 }
 
 static bool same_metrics(const double *a, uint32_t a_count, const double *b, uint32_t b_count)
@@ -129,7 +131,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->show.elems == b->show.elems && a->show.values == b->show.values;
     case WIRE_SET:
         return a->set.model == b->set.model && same_bytes(a->set.change, b->set.change) &&
-               a->set.from == b->set.from && a->set.look == b->set.look;
+               a->set.from == b->set.from && a->set.look == b->set.look &&
+               a->set.go_on == b->set.go_on;
     case WIRE_DROP:
         return a->drop.what == b->drop.what && strcmp(a->drop.name, b->drop.name) == 0 &&
                a->drop.first == b->drop.first && a->drop.owner == b->drop.owner &&
@@ -174,7 +177,7 @@ static bool same_prepared(const struct wire_prepared *a, const struct wire_prepa
            memcmp(a->sum.limb, b->sum.limb, sizeof a->sum.limb) == 0 && b->sum.adds == 0 &&
            same_metrics(a->metrics, a->metric_count, b->metrics, b->metric_count) &&
            a->has_decision == b->has_decision && a->reported == b->reported &&
-           same_bytes(a->settings, b->settings) &&
+           same_bytes(a->settings, b->settings) && same_bytes(a->guard, b->guard) &&
            (!a->has_decision || same_decision(a->decision, b->decision));
 }
 

@@ -9,6 +9,7 @@
 
 #include "proto/share/history.h"
 #include "proto/share/tally.h"
+#include "proto/spec/guard.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/settings.h"
 #include "proto/spec/spec.h"
@@ -139,7 +140,11 @@ static struct decision random_decision(uint64_t *seed)
                               .good_steps = (uint32_t)test_random(seed),
                               .divisor = special[test_random(seed) % 4],
                               .rate_count = 8,
-                              .rates = { 1e-3, NAN, 0.9, NAN, 0, 0.1, special[1], NAN } };
+                              .rates = { 1e-3, NAN, 0.9, NAN, 0, 0.1, special[1], NAN },
+                              .guard = { .what = random_u32(seed, 0, GUARD_WHAT_END - 1),
+                                         .stop = test_random(seed) % 2 != 0,
+                                         .value = special[test_random(seed) % 4],
+                                         .bound = -special[test_random(seed) % 4] } };
 }
 
 static void random_return(uint64_t *seed, struct wire_return *t)
@@ -314,7 +319,8 @@ static struct wire_set random_set(uint64_t *seed)
 {
     return (struct wire_set){ random_u32(seed, 0, UINT32_MAX),
                               random_bytes(seed, SETTINGS_MAX * sizeof(double), sizeof(double)),
-                              random_u64(seed, 0, UINT64_MAX), random_u32(seed, 0, 1) != 0 };
+                              random_u64(seed, 0, UINT64_MAX), random_u32(seed, 0, 1) != 0,
+                              random_u32(seed, 0, 1) != 0 };
 }
 
 static void random_drop(uint64_t *seed, struct wire_drop *d, char name[WIRE_NAME_BYTES_MAX])
@@ -463,6 +469,8 @@ static void random_prepared(uint64_t *seed, struct wire_prepared *p)
         p->sum.limb[i] = random_u64(seed, 0, UINT32_MAX);
     p->metric_count = random_metrics(seed, p->metrics);
     p->settings = random_bytes(seed, SETTINGS_MAX * sizeof(double), sizeof(double));
+    p->guard = random_bytes(seed, sizeof(((struct guard_limits *)0)->numbers),
+                            GUARD_LIMIT_NUMBERS * sizeof(double));
     if (p->has_decision)
         p->decision = random_decision(seed);
 }

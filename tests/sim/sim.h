@@ -27,6 +27,7 @@
 #include "daemon/core/step_reset.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
+#include "proto/share/guard_window.h"
 #include "proto/spec/settings.h"
 #include "tests/sim/sim_bug.h"
 
@@ -46,6 +47,8 @@
 #define SIM_ROUNDS   16384u
 #define SIM_NOBODY   UINT32_MAX
 #define SIM_SETTINGS (1 + SETTINGS_RATES) /* of one group */
+#define SIM_LIMITS   GUARD_LIMIT_NUMBERS  /* of one rule */
+#define SIM_HISTORY  64u
 
 #define US UINT64_C(1000)
 #define MS UINT64_C(1000000)
@@ -89,6 +92,7 @@ struct sim_config {
     bool apart;  /* each worker would have another learning rate */
     bool sets;   /* somebody changes settings */
     bool guests; /* steps are pinned, forks made and dropped */
+    bool guard;  /* steps whose norm or loss is far from those before are skipped */
 };
 
 struct sim_scenario {
@@ -149,6 +153,7 @@ struct sim_request {
     uint64_t attempt;
     bool agreed; /* RESET_STEP */
     uint64_t blob;
+    double norm; /* COMMIT */
     struct decision decision;
 };
 
@@ -178,14 +183,18 @@ struct sim_reply {
         } reset;
     };
     double settings[SIM_SETTINGS]; /* with prepared.settings.bytes > 0 */
+    double limits[SIM_LIMITS];     /* with prepared.guard.bytes > 0 */
 };
 /* Rates that a decision of the simulator has at most; without the room for more, replies are kept.
  */
 #define SIM_RATES    (1 * DECISION_RATES)
 #define SIM_NO_RATES (sizeof(double) * (DECISION_GROUPS_MAX * DECISION_RATES - SIM_RATES))
 #define SIM_KEPT_BYTES \
-    (offsetof(struct sim_reply, settings) - SIM_NO_RATES) /* with settings none is */
+    (offsetof(struct sim_reply, prepared.settings) - SIM_NO_RATES) /* with what follows none is */
 _Static_assert(SIM_KEPT_BYTES <= REPLIES_BYTES_MAX, "replies are kept");
+_Static_assert(offsetof(struct sim_reply, prepared.settings) >=
+                   offsetof(struct sim_reply, layout) + sizeof(struct sim_layout),
+               "the others are shorter");
 
 struct sim_msg {
     bool to_daemon;
@@ -235,7 +244,8 @@ struct sim_wait { /* a request that is answered later */
     uint64_t seq;
     enum sim_kind kind;
     uint64_t step, attempt;
-    uint64_t blob; /* COMMIT */
+    uint64_t blob; /* COMMIT, with the next */
+    double norm;
     struct decision decision;
 };
 
@@ -409,6 +419,7 @@ struct sim {
     /* what must be: grows with the decisions */
     uint64_t decided; /* steps with a decision */
     struct decision decision[SIM_STEPS];
+    struct history_slot history[SIM_HISTORY];
     struct sim_setter setter;
     struct sim_guests *guests;                /* owned; NULL: none */
     uint64_t param[2][SIM_UNITS][SIM_BLOCKS]; /* of version `decided` and the one before */
@@ -488,6 +499,9 @@ void sim_daemon_kill(struct sim *s, struct sim_daemon *d);
 void sim_daemon_event(struct sim *s, struct sim_daemon *d, const struct sim_event *event);
 void sim_daemon_deinit(struct sim_daemon *d);
 void sim_daemon_wipe(struct sim *s, struct sim_daemon *d);
+
+/* sim_check.c: of a model with one */
+extern const struct guard sim_guard;
 
 /* sim_set.c */
 void sim_set_event(struct sim *s);

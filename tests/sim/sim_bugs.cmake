@@ -181,6 +181,21 @@ plant(daemon/core/presence.c [[
     if (h->owner > 0 || SIM_BUG(36))
         atomic_store_explicit(&h->origin, 0,]])
 
+# The history's row of a step is written when the commit is there already: a guard's window lacks it.
+plant(daemon/core/step_commit.c [[
+    write_row(s);
+    FAIL_POINT("step:commit:before");]] [[
+    if (!SIM_BUG(18))
+        write_row(s);
+    FAIL_POINT("step:commit:before");]])
+plant(daemon/core/step_commit.c [[
+    FAIL_POINT("step:commit:after");
+    s->round]] [[
+    FAIL_POINT("step:commit:after");
+    if (SIM_BUG(18))
+        write_row(s);
+    s->round]])
+
 if(copy STREQUAL original)
   message(FATAL_ERROR "${SOURCE}: no bug is planted there")
 endif()

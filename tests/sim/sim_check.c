@@ -224,23 +224,32 @@ static struct wire_prepared prepared_of(const struct sim *s, uint64_t step, uint
     return p;
 }
 
+/* Norms are all over the place: a rule that many steps are beyond. */
+const struct guard sim_guard = { 1, { { GUARD_NORM_ZSCORE, false, 0.75, GUARD_WINDOW_MIN } } };
+
 /* which: of settings, as sim_settings(). */
 static bool expected_decision(const struct sim *s, uint64_t step, uint32_t job, uint32_t which,
-                              struct decision *ret)
+                              struct decision *ret, double *ret_norm)
 {
     const struct wire_prepared p = prepared_of(s, step, 0, 1);
     struct decided decided;
     struct shd_err e = { 0 };
     struct turn_update u = sim_update_of(s, step, job, step == 0 ? NULL : &s->decision[step - 1]);
     struct settings settings;
+    struct guard_limits limits;
     if (!sim_settings(s, step, which, &settings))
         return false;
+    if (s->config.guard) {
+        guard_window_limits(&sim_guard, s->history, SIM_HISTORY, step, &limits);
+        u.args.guard = &limits;
+    }
     u.args.prepared = &p;
     u.args.owners = 1;
     u.args.settings = &settings;
     if (decide(&u.args, &decided, &e) != SHD_OK)
         return false;
     *ret = decided.decision;
+    *ret_norm = decided.grad_norm;
     return true;
 }
 
@@ -269,10 +278,12 @@ static void count_updates(struct sim *s, const struct decision *decision, uint64
 }
 
 /* The next decision is known: so are the parameters it makes. */
-static void decide_next(struct sim *s, const struct decision *decision)
+static void decide_next(struct sim *s, const struct decision *decision, double norm)
 {
     const uint64_t step = s->decided;
     CHECK(step < SIM_STEPS);
+    history_put(s->history, SIM_HISTORY,
+                &(struct history_row){ .step = step, .norm = norm, .skipped = decision->skip });
     memcpy(s->param[1], s->param[0], sizeof s->param[1]);
     s->decision[step] = *decision;
     s->decided++;
@@ -323,8 +334,9 @@ uint64_t sim_expected_digest(const struct sim_config *config)
     sim_begin_checks(s);
     for (uint64_t step = 0; step < config->steps; step++) {
         struct decision decision;
-        CHECK(expected_decision(s, step, 0, 0, &decision));
-        decide_next(s, &decision);
+        double norm;
+        CHECK(expected_decision(s, step, 0, 0, &decision, &norm));
+        decide_next(s, &decision, norm);
     }
     const uint64_t digest = digest_of(s);
     free(s);
@@ -397,20 +409,21 @@ void sim_check_decision(struct sim *s, struct sim_daemon *d, uint64_t step,
     }
     struct decision expected = sim_put_of(s, step, step == 0 ? NULL : &s->decision[step - 1]);
     if (step == s->decided && sim_is_put(s, step) && decision_equal(&expected, decision)) {
-        decide_next(s, decision);
+        decide_next(s, decision, /* norm= */ 0);
         return;
     }
+    double norm = 0;
     const uint32_t others = s->config.apart ? s->config.workers - 1 : 0;
     for (uint32_t job = 0; step == s->decided && job <= s->job + others; job++) {
-        const bool without = expected_decision(s, step, job, 0, &expected) &&
+        const bool without = expected_decision(s, step, job, 0, &expected, &norm) &&
                              decision_equal(&expected, decision);
-        const bool with = expected_decision(s, step, job, 1, &expected) &&
+        const bool with = expected_decision(s, step, job, 1, &expected, &norm) &&
                           decision_equal(&expected, decision);
         if (!with && !without)
             continue;
         if (with != without)
             sim_settings_seen(s, step, with);
-        decide_next(s, decision);
+        decide_next(s, decision, norm);
         return;
     }
     sim_broken(s, "P1", owner, SIM_NOBODY, "nobody could derive its decision of step %" PRIu64,

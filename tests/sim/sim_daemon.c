@@ -49,7 +49,7 @@ static void keep(struct replies *replies, uint64_t seq, const struct sim_reply *
 {
     uint8_t frame[REPLIES_BYTES_MAX];
     const size_t head = reply_head(r), tail = SIM_KEPT_BYTES - head;
-    if (r->kind == SIM_PREPARE && r->prepared.settings.bytes > 0) {
+    if (r->kind == SIM_PREPARE && r->prepared.settings.bytes + r->prepared.guard.bytes > 0) {
         replies_keep(replies, seq, NULL, sizeof frame + 1); /* it will be served again */
         return;
     }
@@ -60,7 +60,7 @@ static void keep(struct replies *replies, uint64_t seq, const struct sim_reply *
 
 static struct sim_reply kept(const uint8_t *frame, size_t bytes)
 {
-    struct sim_reply r;
+    struct sim_reply r = { 0 };
     CHECK(bytes == SIM_KEPT_BYTES);
     memcpy(&r.kind, frame, sizeof r.kind);
     const size_t head = reply_head(&r);
@@ -227,6 +227,10 @@ static struct sim_reply prepared_reply(const struct step_prepared *p)
     CHECK(r.prepared.settings.bytes <= sizeof r.settings);
     if (p->setting_count > 0)
         memcpy(r.settings, p->settings, r.prepared.settings.bytes);
+    r.prepared.guard.bytes = p->limit_count * sizeof *p->limits;
+    CHECK(r.prepared.guard.bytes <= sizeof r.limits);
+    if (p->limit_count > 0)
+        memcpy(r.limits, p->limits, r.prepared.guard.bytes);
     return r;
 }
 
@@ -344,6 +348,7 @@ static bool try_commit(struct sim *s, struct sim_daemon *d, struct sim_session *
     uint64_t updates[SIM_UNITS];
     int r = make_room(s, d, wait, &e);
     step_put_updates(d->core, sim_put_updates(wait->decision.put, updates) ? updates : NULL);
+    step_seen(d->core, wait->norm, s->now_ns);
     if (r == SHD_OK)
         r = step_commit(d->core, step, &wait->decision,
                         (struct step_blob){ &wait->blob, sizeof wait->blob }, &counts, &how,
@@ -516,6 +521,7 @@ static void wait_or_answer(struct sim *s, struct sim_daemon *d, struct sim_sessi
                                    .step = msg->request.step,
                                    .attempt = msg->request.attempt,
                                    .blob = msg->request.blob,
+                                   .norm = msg->request.norm,
                                    .decision = msg->request.decision };
     bool done = true;
     if (wait.kind == SIM_PREPARE)

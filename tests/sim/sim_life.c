@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/core/ledger_guard.h"
 #include "daemon/core/ledger_set.h"
 #include "daemon/core/step_init.h"
 #include "tests/sim/sim.h"
@@ -27,7 +28,8 @@ static void make_fresh(struct sim *s, struct sim_daemon *d)
                                         .owner = sim_daemon_index(s, d),
                                         .owners = s->config.daemons,
                                         .units = s->config.units,
-                                        .micros = s->config.micros };
+                                        .micros = s->config.micros,
+                                        .history_slots = s->config.guard ? SIM_HISTORY : 0 };
     struct shd_err e;
     uint64_t bytes;
     CHECK(ledger_bytes(&shape, &bytes, &e) == SHD_OK);
@@ -39,6 +41,8 @@ static void make_fresh(struct sim *s, struct sim_daemon *d)
     memset(d->ledger_memory, 0, bytes - 2 * LEDGER_BLOB_BYTES);
     ledger_init(&d->ledger, d->ledger_memory, &shape);
     memset(d->ledger.set, 0, sizeof *d->ledger.set); /* behind them */
+    memset(d->ledger.guard, 0, sizeof *d->ledger.guard);
+    memset(d->ledger.history, 0, shape.history_slots * sizeof *d->ledger.history);
     memset(d->board, 0, sizeof d->board);
     memset(d->word, 0, sizeof d->word);
     memset(d->acc, 0, sizeof d->acc);
@@ -88,6 +92,7 @@ void sim_daemon_start(struct sim *s, struct sim_daemon *d)
         sim_broken(s, "P3", sim_daemon_index(s, d), SIM_NOBODY, "the ledger is refused: %s",
                    e.text);
     d->core = step_init(d->core_memory, &d->ledger, s->frozen);
+    step_guard(d->core, s->config.guard ? &sim_guard : NULL);
     for (uint32_t u = 0; u < s->config.units; u++)
         if (s->skips_idle[u])
             step_skips_idle(d->core, u);

@@ -205,8 +205,9 @@ void sim_link_hung_up(struct sim *s, struct sim_worker *w, uint32_t owner)
 /* -- Replies ------------------------------------------------------------------------------------
  */
 
-/* again: Prepare may be served again, for a reply with settings is too long to be kept, and its
- * step be decided or over by then. Who has heard the first one does not look at the second. */
+/* again: Prepare may be served again, for a reply with settings or limits is too long to be kept,
+ * and its step be decided or over by then. Who has heard the first one does not look at the second.
+ */
 static uint64_t reply_hash(const struct sim_reply *r, bool again)
 {
     if (r->kind == SIM_PREPARE && again)
@@ -225,7 +226,7 @@ static uint64_t reply_hash(const struct sim_reply *r, bool again)
 bool sim_link_first_answer(struct sim *s, struct sim_link *l, const struct sim_msg *msg)
 {
     const uint32_t at = msg->seq % SIM_ANSWERS;
-    const uint64_t hash = reply_hash(&msg->reply, s->config.sets);
+    const uint64_t hash = reply_hash(&msg->reply, s->config.sets || s->config.guard);
     if (l->answered_seq[at] == msg->seq && l->answered_hash[at] != hash)
         sim_broken(s, "P2", SIM_NOBODY, msg->worker,
                    "request %llu got two different replies from owner %u",

@@ -54,6 +54,7 @@ struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t se
     c.apart = sim_chance(&s, 250);
     c.sets = (c.faults & SIM_KEEPER) == 0 && sim_chance(&s, 400);
     c.guests = (c.faults & SIM_KEEPER) == 0 && sim_chance(&s, 500);
+    c.guard = sim_chance(&s, 400);
     return c;
 }
 

@@ -404,6 +404,8 @@ static void turn_requests(struct sim *s, struct sim_worker *w)
                                  .blob = sim_mix(turn_step(w->turn), 77) };
         if (kind == TURN_COMMIT)
             q.decision = *turn_decision(w->turn);
+        if (kind == TURN_COMMIT)
+            q.norm = turn_norm(w->turn);
         sim_link_ask(s, w, owner, &q, 0);
         turn_asked(w->turn, owner, kind);
     }
@@ -455,6 +457,7 @@ static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg
     if (status == SHD_OK && r->kind == SIM_PREPARE) {
         struct wire_prepared prepared = r->prepared;
         prepared.settings.data = (const uint8_t *)r->settings;
+        prepared.guard.data = (const uint8_t *)r->limits;
         status = turn_prepared(w->turn, msg->daemon, &prepared, &e);
     }
     if (status == SHD_OK && r->kind == SIM_COMMIT)

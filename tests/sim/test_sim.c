@@ -21,11 +21,12 @@ static void print_config(const struct sim_config *c)
 {
     fprintf(stderr,
             "seed %" PRIu64 ": %" PRIu32 " daemons, %" PRIu32 " workers, %" PRIu32
-            " units, %" PRIu32 " micro-batches, %" PRIu32 " steps, %s%s%s%s%s, faults %#" PRIx32
+            " units, %" PRIu32 " micro-batches, %" PRIu32 " steps, %s%s%s%s%s%s, faults %#" PRIx32
             "\n",
             c->seed, c->daemons, c->workers, c->units, c->micros, c->steps,
             c->lease ? "leases" : "ranks", c->puts ? ", puts" : "", c->apart ? ", rates apart" : "",
-            c->sets ? ", sets" : "", c->guests ? ", guests" : "", c->faults);
+            c->sets ? ", sets" : "", c->guests ? ", guests" : "", c->guard ? ", guard" : "",
+            c->faults);
 }
 
 /* Does it still break, in the same way? Then that is the smaller one. */

@@ -160,4 +160,9 @@ TEST(part_that_does_not_know_owner_0s_any_more_is_found)
     expect_found(36, "both", "P3");
 }
 
+TEST(row_of_the_history_behind_its_commit_is_found)
+{
+    expect_found(18, "points", "P1 P3");
+}
+
 TEST_MAIN()

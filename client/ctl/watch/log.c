@@ -15,10 +15,12 @@
 #include "client/ctl/base/verb.h"
 #include "client/shd.h"
 #include "proto/base/clock.h"
+#include "proto/spec/guard.h"
 
 #define ROWS_AT_ONCE 256u
 #define FOLLOW_NS    (UINT64_C(300) * NS_PER_MS)
 #define LAST_MAX     1000000u
+#define SKIP_BYTES   (GUARD_TEXT_BYTES + 16)
 #define TIME_BYTES   32u
 
 static const char log_about[] =
@@ -63,6 +65,10 @@ static void print_json(const shd_model *m, const struct shd_step_row *row)
         (double)row->time_ns * S_PER_NS, "loss", real_or_null(loss_of(m, row)), "norm",
         real_or_null(row->grad_norm), "lr", real_or_null(row->lr), "loss_scale",
         real_or_null(row->loss_scale), "skipped", (int)row->skipped, "metrics", metrics);
+    if (o != NULL && row->guard != SHD_GUARD_NONE)
+        json_object_set_new(
+            o, "guard",
+            json_pack("{s:s, s:f}", "rule", guard_name(row->guard), "bound", row->guard_bound));
     verb_json(o, JSON_COMPACT, stdout);
 }
 
@@ -73,8 +79,25 @@ static void print_csv(const shd_model *m, const struct shd_step_row *row)
            row->loss_scale, (int)row->skipped);
 }
 
+/* " SKIPPED: norm 31000 is above 10 (norm_above)" */
+static const char *skip_text(const shd_model *m, const struct shd_step_row *row,
+                             char text[SKIP_BYTES])
+{
+    char why[GUARD_TEXT_BYTES] = "the gradient is not finite";
+    const struct decision_guard by = { .what = row->guard,
+                                       .value = row->guard == SHD_GUARD_LOSS_ZSCORE
+                                                    ? loss_of(m, row)
+                                                    : row->grad_norm,
+                                       .bound = row->guard_bound };
+    if (row->guard != SHD_GUARD_NONE)
+        guard_text(&by, why);
+    snprintf(text, SKIP_BYTES, "%s%s", row->skipped ? " SKIPPED: " : "", row->skipped ? why : "");
+    return text;
+}
+
 static void print_line(const shd_model *m, const struct shd_step_row *row)
 {
+    char text[SKIP_BYTES];
     const struct timespec at = clock_timespec(row->time_ns);
     struct tm local;
     char when[TIME_BYTES] = "-";
@@ -84,7 +107,7 @@ static void print_line(const shd_model *m, const struct shd_step_row *row)
            row->grad_norm, row->lr);
     if (row->loss_scale > 1)
         printf(" scale %.0f", row->loss_scale);
-    printf("%s\n", row->skipped ? " SKIPPED: the gradient is not finite" : "");
+    printf("%s\n", skip_text(m, row, text));
 }
 
 /* What is set since this step. */

@@ -84,6 +84,10 @@ class StepReset(Error):
     """The open step begins again, as a worker gave up what it had returned of it: compute the step's batches again."""
 
 
+class Stopped(Error):
+    """A guard has stopped training: model.set('guard=go-on'), or `shardctl set MODEL guard=go-on`, goes on."""
+
+
 class Misuse(Error, RuntimeError):
     """The program does what would give other numbers than it seems to; the text says what to do instead."""
 
@@ -94,7 +98,7 @@ BY_NAME: dict[str, Type[Error]] = {
     'SHD_ESTEP': WrongStep, 'SHD_EBUSY': Busy, 'SHD_ENOMEM': NoMemory, 'SHD_EIO': IOFailed,
     'SHD_EGONE': Gone, 'SHD_ETIMEDOUT': TimedOut, 'SHD_ESEGMENT': BadSegment, 'SHD_ENOTSUP': NotSupported,
     'SHD_EINTERNAL': InternalError, 'SHD_ECANCELED': Canceled,
-    'SHD_ERESET': StepReset}
+    'SHD_ERESET': StepReset, 'SHD_ESTOPPED': Stopped}
 
 
 def error(name: str, code: int, text: str) -> Error:

@@ -10,6 +10,7 @@
 #include "daemon/core/step_init.h"
 
 #include "daemon/core/ledger.h"
+#include "daemon/core/ledger_guard.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/share/history.h"
@@ -296,6 +297,7 @@ static uint64_t run_with_crash(uint64_t seed, uint64_t crash_at, uint32_t crash_
     w.crash_at = crash_at;
     w.crash_again = crash_again;
     ledger_init(&w.ledger, ledger, &shape);
+    memset(w.ledger.guard, 0, sizeof *w.ledger.guard); /* behind them */
     world = &w;
     fail_point_hook = on_fail_point;
     (void)setjmp(w.crashed); /* a crash goes on from here */

@@ -1,0 +1,97 @@
+/* See guard.h. */
+#include "proto/spec/guard.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proto/base/check.h"
+#include "proto/base/status.h"
+
+static const char *const names[GUARD_WHAT_END] = {
+    [GUARD_NONE] = "?",
+    [GUARD_NORM_ABOVE] = "norm_above",
+    [GUARD_NORM_ZSCORE] = "norm_zscore",
+    [GUARD_LOSS_ZSCORE] = "loss_zscore",
+};
+
+const char *guard_name(uint32_t what)
+{
+    return what < GUARD_WHAT_END ? names[what] : names[GUARD_NONE];
+}
+
+bool guard_windowed(enum guard_what what)
+{
+    return what == GUARD_NORM_ZSCORE || what == GUARD_LOSS_ZSCORE;
+}
+
+/* -- Limits ------------------------------------------------------------------------------------ */
+
+void guard_limits_add(struct guard_limits *limits, const struct guard_rule *rule, double limit)
+{
+    CHECK(limits->count < GUARD_RULES_MAX * GUARD_LIMIT_NUMBERS);
+    double *at = &limits->numbers[limits->count];
+    at[0] = (double)rule->what;
+    at[1] = rule->stop ? 1 : 0;
+    at[2] = limit;
+    limits->count += GUARD_LIMIT_NUMBERS;
+}
+
+static bool is_limit(const double *at)
+{
+    bool known = false;
+    for (uint32_t what = GUARD_NONE + 1; what < GUARD_WHAT_END; what++)
+        known = known || at[0] == what;
+    return known && (at[1] == 0 || at[1] == 1) && !isnan(at[2]);
+}
+
+int guard_limits_unpack(const uint8_t *data, size_t bytes, struct guard_limits *ret_limits,
+                        struct shd_err *e)
+{
+    struct guard_limits l;
+    if (bytes > sizeof l.numbers || bytes % (GUARD_LIMIT_NUMBERS * sizeof *l.numbers) != 0)
+        return err_set(e, SHD_EPROTO, "%zu bytes are no limits of a guard", bytes);
+    l.count = (uint32_t)(bytes / sizeof *l.numbers);
+    if (bytes > 0)
+        memcpy(l.numbers, data, bytes);
+    for (uint32_t i = 0; i < l.count; i += GUARD_LIMIT_NUMBERS)
+        if (!is_limit(&l.numbers[i]))
+            return err_set(e, SHD_EPROTO, "limit %" PRIu32 " of the guard is none",
+                           i / GUARD_LIMIT_NUMBERS);
+    *ret_limits = l;
+    return SHD_OK;
+}
+
+/* -- Judging ----------------------------------------------------------------------------------- */
+
+struct decision_guard guard_judge(const struct guard_limits *limits, const struct guard_step *step)
+{
+    for (uint32_t i = 0; i < limits->count; i += GUARD_LIMIT_NUMBERS) {
+        const double *at = &limits->numbers[i];
+        const bool loss = at[0] == GUARD_LOSS_ZSCORE;
+        const double value = loss ? step->loss : step->norm;
+        if ((loss && !step->has_loss) || !isfinite(at[2]) || value <= at[2])
+            continue;
+        return (struct decision_guard){ .what = (uint32_t)at[0],
+                                        .stop = at[1] != 0,
+                                        .value = isnan(value) ? (double)NAN : value,
+                                        .bound = at[2] };
+    }
+    return (struct decision_guard){ 0 };
+}
+
+bool guard_plausible(const struct decision_guard *g, bool skip)
+{
+    if (g->what == GUARD_NONE)
+        return !g->stop && g->value == 0 && g->bound == 0;
+    return g->what < GUARD_WHAT_END && skip && isfinite(g->bound);
+}
+
+const char *guard_text(const struct decision_guard *g, char buf[GUARD_TEXT_BYTES])
+{
+    snprintf(buf, GUARD_TEXT_BYTES, "%s %.6g is above %.6g (%s)",
+             g->what == GUARD_LOSS_ZSCORE ? "loss" : "norm", g->value, g->bound,
+             guard_name(g->what));
+    return buf;
+}

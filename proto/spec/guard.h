@@ -1,0 +1,88 @@
+/* The guard of a model: rules by which a step whose gradient or loss is far from what it was is
+ * skipped, as one whose gradients are not finite is: it counts, and no value changes.
+ *
+ *     norm_above X          norm > X
+ *     norm_zscore Z         norm > mean + Z sigma, of the norms of the last `window` steps that
+ * count loss_zscore Z         loss > mean + Z sigma, of their losses
+ *
+ * norm is that of the step's mean gradient before clipping, loss the mean of its first metric over
+ * the micro-batches that reported it. Owner 0 makes a limit of each rule (share/guard_window.h)
+ * from the steps that it has recorded, and tells them with Prepared; whoever decides the step
+ * compares. Both are functions of recorded numbers alone, so the outcome is the same whoever
+ * decides, on however many owners.
+ *
+ * Pure; spec_guard.h has the rules as JSON. */
+#ifndef SHD_SPEC_GUARD_H
+#define SHD_SPEC_GUARD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/decision.h"
+
+struct shd_err;
+
+#define GUARD_RULES_MAX      8u
+#define GUARD_WINDOW_MIN     4u
+#define GUARD_WINDOW_MAX     1024u
+#define GUARD_WINDOW_DEFAULT 100u
+
+enum guard_what { /* crosses processes, and lies in ledgers: as in enum shd_guard */
+                  GUARD_NONE,
+                  GUARD_NORM_ABOVE,
+                  GUARD_NORM_ZSCORE,
+                  GUARD_LOSS_ZSCORE,
+                  GUARD_WHAT_END
+};
+
+struct guard_rule {
+    enum guard_what what;
+    bool stop;        /* and nothing is trained from there on, until somebody says so */
+    double threshold; /* X or Z: finite, > 0 */
+    uint32_t window;  /* of a z-score; else 0 */
+};
+
+struct guard {
+    uint32_t count; /* 0: no guard */
+    struct guard_rule rules[GUARD_RULES_MAX];
+};
+
+/* "norm_above"; "?" for what is none. */
+const char *guard_name(uint32_t what);
+
+/* Has the rule a window? */
+bool guard_windowed(enum guard_what what);
+
+/* What the rules come to at one step, in their order: of each `what`, whether it stops (0 or 1),
+ * and the largest value that passes; infinite while its window is not full. */
+#define GUARD_LIMIT_NUMBERS 3u
+struct guard_limits {
+    uint32_t count; /* of the numbers; 0: there is no guard */
+    double numbers[GUARD_RULES_MAX * GUARD_LIMIT_NUMBERS];
+};
+
+void guard_limits_add(struct guard_limits *limits, const struct guard_rule *rule, double limit);
+
+/* From a message: doubles, in any place. Errors: SHD_EPROTO they are no limits. */
+int guard_limits_unpack(const uint8_t *data, size_t bytes, struct guard_limits *ret_limits,
+                        struct shd_err *e);
+
+struct guard_step {
+    double norm; /* finite */
+    double loss; /* finite or not */
+    bool has_loss;
+};
+
+/* The first rule that the step is beyond; what == 0: none. A loss that is NaN is beyond any limit.
+ */
+struct decision_guard guard_judge(const struct guard_limits *limits, const struct guard_step *step);
+
+/* Is it one that a decision can have, which skips or not? */
+bool guard_plausible(const struct decision_guard *g, bool skip);
+
+/* "norm 31000 is above 10 (norm_above)", of a decision that a guard made. Returns buf. */
+#define GUARD_TEXT_BYTES 96u
+const char *guard_text(const struct decision_guard *g, char buf[GUARD_TEXT_BYTES]);
+
+#endif

@@ -1,0 +1,231 @@
+/* The guard's rules as JSON, the limits that a history comes to, and what is beyond them. */
+#include <math.h>
+
+#include "proto/base/check.h"
+#include "proto/share/guard_window.h"
+#include "proto/spec/spec.h"
+#include "proto/spec/spec_json.h"
+#include "tests/lib/test.h"
+
+#define SLOTS 300u
+
+static struct history_slot ring[SLOTS];
+
+static void put(uint64_t step, double norm, double loss, uint32_t skipped)
+{
+    struct history_row row = { .step = step, .norm = norm, .skipped = skipped };
+    if (!isnan(loss)) {
+        row.metric_count = 1;
+        row.metrics[0] = 4 * loss;
+        row.reported = 4;
+    }
+    history_put(ring, SLOTS, &row);
+}
+
+static double limit_at(const struct guard *guard, uint64_t commits, uint32_t rule)
+{
+    struct guard_limits limits;
+    guard_window_limits(guard, ring, SLOTS, commits, &limits);
+    EXPECT_EQ(limits.count, guard->count * GUARD_LIMIT_NUMBERS);
+    EXPECT(limits.numbers[rule * 3] == guard->rules[rule].what);
+    EXPECT(limits.numbers[rule * 3 + 1] == guard->rules[rule].stop);
+    return limits.numbers[rule * 3 + 2];
+}
+
+static const struct guard three = { 3,
+                                    { { GUARD_NORM_ABOVE, false, 10, 0 },
+                                      { GUARD_NORM_ZSCORE, true, 2, 4 },
+                                      { GUARD_LOSS_ZSCORE, false, 3, 4 } } };
+
+/* 1, 2, 3, 6: mean 3, squares 4 + 1 + 0 + 9 = 14. */
+TEST(limits_are_mean_and_sigma_of_the_window)
+{
+    memset(ring, 0, sizeof ring);
+    put(0, 100, 100, 0); /* before the window */
+    put(1, 1, -1, 0);
+    put(2, 2, -2, 0);
+    put(3, 3, -3, 0);
+    EXPECT(isinf(limit_at(&three, 3, 1))); /* one too few */
+    put(4, 6, -6, 0);
+    EXPECT(limit_at(&three, 5, 0) == 10);
+    EXPECT(limit_at(&three, 5, 1) == 3 + 2 * sqrt(14.0 / 4));
+    EXPECT(limit_at(&three, 5, 2) == -3 + 3 * sqrt(14.0 / 4));
+}
+
+TEST(steps_that_do_not_count_are_not_in_the_window)
+{
+    memset(ring, 0, sizeof ring);
+    for (uint64_t step = 0; step < 4; step++)
+        put(step, 2, 8, 0);
+    EXPECT(limit_at(&three, 4, 1) == 2 + 2 * (2 * GUARD_SIGMA_FLOOR));
+    put(4, 1e6, 1e6, history_skipped(true, GUARD_NORM_ABOVE));
+    put(5, (double)INFINITY, 8, history_skipped(true, GUARD_NONE));
+    put(6, 0, NAN, 1); /* a put */
+    put(7, 2, NAN, 0); /* without a loss: for the norm alone */
+    put(8, 50, 8, 0);
+    EXPECT(limit_at(&three, 8, 1) == 2 + 2 * (2 * GUARD_SIGMA_FLOOR));
+    EXPECT(limit_at(&three, 9, 1) > 50);
+    EXPECT(limit_at(&three, 9, 2) == 8 + 3 * (8 * GUARD_SIGMA_FLOOR));
+}
+
+/* Of the last 4 windows nothing counts but three: there is no limit. */
+TEST(look_back_ends)
+{
+    memset(ring, 0, sizeof ring);
+    for (uint64_t step = 0; step < 40; step++)
+        put(step, 2, 8, step < 20 || step > 36 ? 0 : 2);
+    EXPECT(isfinite(limit_at(&three, 22, 1)));
+    EXPECT(isinf(limit_at(&three, 40, 1)));
+    EXPECT(limit_at(&three, 40, 0) == 10);
+}
+
+/* The ring is over, and was never there. */
+TEST(window_in_a_ring_that_wraps)
+{
+    memset(ring, 0, sizeof ring);
+    for (uint64_t step = 0; step < 5 * SLOTS; step++)
+        put(step, (double)(step % 2 + 1), 8, 0);
+    EXPECT(limit_at(&three, 5 * SLOTS, 1) == 1.5 + 2 * 0.5);
+    struct guard_limits limits;
+    guard_window_limits(&three, NULL, 0, 7, &limits);
+    EXPECT(limits.numbers[2] == 10 && isinf(limits.numbers[5]) && isinf(limits.numbers[8]));
+}
+
+TEST(first_rule_that_is_exceeded_counts)
+{
+    struct guard_limits limits = { .count = 9, .numbers = { 1, 0, 10, 2, 1, 5, 3, 0, 2 } };
+    struct guard_step step = { .norm = 5, .loss = 2, .has_loss = true };
+    EXPECT_EQ(guard_judge(&limits, &step).what, GUARD_NONE); /* at the limit is not above it */
+    step.norm = nextafter(5, 6);
+    struct decision_guard g = guard_judge(&limits, &step);
+    EXPECT(g.what == GUARD_NORM_ZSCORE && g.stop && g.bound == 5 && g.value == step.norm);
+    step.norm = 11;
+    g = guard_judge(&limits, &step);
+    EXPECT(g.what == GUARD_NORM_ABOVE && !g.stop && g.bound == 10);
+    step = (struct guard_step){ .norm = 1, .loss = (double)NAN, .has_loss = true };
+    g = guard_judge(&limits, &step);
+    EXPECT(g.what == GUARD_LOSS_ZSCORE && isnan(g.value) && guard_plausible(&g, true));
+    EXPECT(!guard_plausible(&g, false));
+    step.has_loss = false;
+    EXPECT_EQ(guard_judge(&limits, &step).what, GUARD_NONE);
+    limits.numbers[8] = (double)INFINITY; /* its window is not full */
+    step.has_loss = true;
+    EXPECT_EQ(guard_judge(&limits, &step).what, GUARD_NONE);
+}
+
+TEST(limits_of_a_message_are_looked_at)
+{
+    static const double good[] = { 1, 0, 10, 2, 1, INFINITY };
+    static const double bad[][3] = {
+        { 0, 0, 1 },   { 4, 0, 1 },   { 1.5, 0, 1 }, { 1, 2, 1 },
+        { 1, NAN, 1 }, { NAN, 0, 1 }, { 1, 0, NAN },
+    };
+    struct guard_limits limits = { .count = 77 };
+    struct shd_err e = { 0 };
+    for (size_t i = 0; i < ARRAY_SIZE(bad); i++)
+        EXPECT_STATUS(guard_limits_unpack((const uint8_t *)bad[i], sizeof bad[i], &limits, &e),
+                      SHD_EPROTO);
+    EXPECT_STATUS(guard_limits_unpack((const uint8_t *)good, 16, &limits, &e), SHD_EPROTO);
+    EXPECT_STATUS(guard_limits_unpack((const uint8_t *)good, 9 * sizeof good, &limits, &e),
+                  SHD_EPROTO);
+    EXPECT_EQ(limits.count, 77);
+    EXPECT_OK(guard_limits_unpack((const uint8_t *)good, sizeof good, &limits, &e), &e);
+    EXPECT(limits.count == 6 && memcmp(limits.numbers, good, sizeof good) == 0);
+    EXPECT_OK(guard_limits_unpack(NULL, 0, &limits, &e), &e);
+    EXPECT_EQ(limits.count, 0);
+}
+
+/* -- JSON -------------------------------------------------------------------------------------- */
+
+static int parse(const char *guard, struct spec **ret_spec, struct shd_err *e)
+{
+    char json[1024];
+    snprintf(json, sizeof json,
+             "{\"name\":\"m\",\"micro_batches\":2,\"optimizer\":{\"kind\":\"adamw\"},%s"
+             "\"units\":[{\"name\":\"u\",\"tensors\":[{\"name\":\"w\",\"shape\":[4]}]}]}",
+             guard);
+    return spec_parse(json, strlen(json), ret_spec, e);
+}
+
+static struct spec *parse_ok(const char *guard)
+{
+    struct shd_err e = { 0 };
+    struct spec *spec = NULL;
+    EXPECT_OK(parse(guard, &spec, &e), &e);
+    return spec;
+}
+
+TEST(spec_has_the_rules_and_writes_them)
+{
+    struct shd_err e = { 0 };
+    char *text, *again;
+    struct spec *spec = parse_ok(
+        "\"guard\":[{\"norm_above\":10},{\"norm_zscore\":6,\"window\":50,\"action\":\"stop\"},"
+        "{\"loss_zscore\":5.5,\"action\":\"skip\"}],");
+    EXPECT_EQ(spec->guard->count, 3);
+    const struct guard_rule *r = spec->guard->rules;
+    EXPECT(r[0].what == GUARD_NORM_ABOVE && r[0].threshold == 10 && !r[0].stop && r[0].window == 0);
+    EXPECT(r[1].what == GUARD_NORM_ZSCORE && r[1].threshold == 6 && r[1].stop);
+    EXPECT(r[1].window == 50 && r[2].window == GUARD_WINDOW_DEFAULT);
+    EXPECT_OK(spec_dump(spec, &text, &e), &e);
+    EXPECT_HAS(text, "\"guard\":[{\"norm_above\":10.0,\"action\":\"skip\"},"
+                     "{\"norm_zscore\":6.0,\"window\":50,\"action\":\"stop\"},"
+                     "{\"loss_zscore\":5.5,\"window\":100,\"action\":\"skip\"}]");
+    struct spec *back = NULL, *none = parse_ok("");
+    EXPECT_OK(spec_parse(text, strlen(text), &back, &e), &e);
+    EXPECT_OK(spec_compare(spec, back, &e), &e);
+    EXPECT_STATUS(spec_compare(spec, none, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "guard");
+    back->guard->rules[1].stop = false;
+    EXPECT_STATUS(spec_compare(spec, back, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "guard[1].action");
+    back->guard->rules[1].stop = true;
+    back->guard->rules[2].threshold = 5;
+    EXPECT_STATUS(spec_compare(spec, back, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "guard[2].loss_zscore");
+    EXPECT_OK(spec_dump(none, &again, &e), &e);
+    EXPECT(strstr(again, "guard") == NULL); /* builds without guards read it */
+    free(text);
+    free(again);
+    spec_free(spec);
+    spec_free(back);
+    spec_free(none);
+}
+
+TEST(rules_that_are_none_are_named)
+{
+    static const struct {
+        const char *guard, *text;
+        int status;
+    } bad[] = {
+        { "{}", "guard", SHD_EINVAL },
+        { "[]", "guard has 0 entries", SHD_ERANGE },
+        { "[{\"norm_above\":1},{\"norm_above\":1},{\"norm_above\":1},{\"norm_above\":1},"
+          "{\"norm_above\":1},{\"norm_above\":1},{\"norm_above\":1},{\"norm_above\":1},"
+          "{\"norm_above\":1}]",
+          "guard has 9 entries", SHD_ERANGE },
+        { "[{\"action\":\"skip\"}]", "none of norm_above", SHD_EINVAL },
+        { "[{\"norm_above\":1,\"loss_zscore\":2}]", "guard[0] has norm_above and loss_zscore",
+          SHD_EINVAL },
+        { "[{\"norm_above\":0}]", "guard[0].norm_above is 0", SHD_ERANGE },
+        { "[{\"norm_above\":-1}]", "guard[0].norm_above is -1", SHD_ERANGE },
+        { "[{\"norm_above\":\"x\"}]", "guard[0].norm_above", SHD_EINVAL },
+        { "[{\"norm_above\":1,\"window\":8}]", "guard[0].window", SHD_EINVAL },
+        { "[{\"norm_zscore\":1,\"window\":3}]", "guard[0].window is 3", SHD_ERANGE },
+        { "[{\"norm_zscore\":1,\"window\":1025}]", "guard[0].window is 1025", SHD_ERANGE },
+        { "[{\"norm_zscore\":1,\"action\":\"halt\"}]", "guard[0].action is 'halt'", SHD_EINVAL },
+        { "[{\"norm_above\":1},{\"norm_zscore\":1,\"action\":\"rewind\"}]",
+          "guard[1].action is 'rewind': not in this version", SHD_ENOTSUP },
+        { "[{\"norm_abov\":1}]", "norm_abov", SHD_EINVAL },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
+        char text[600];
+        struct spec *spec = NULL;
+        struct shd_err e = { 0 };
+        snprintf(text, sizeof text, "\"guard\":%s,", bad[i].guard);
+        EXPECT_STATUS(parse(text, &spec, &e), bad[i].status);
+        EXPECT_HAS(e.text, bad[i].text);
+    }
+}
+
+TEST_MAIN()
