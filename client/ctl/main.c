@@ -15,6 +15,7 @@
 #include "client/ctl/state/checkpoint.h"
 #include "client/ctl/state/drain.h"
 #include "client/ctl/state/export.h"
+#include "client/ctl/state/keys.h"
 #include "client/ctl/state/model.h"
 #include "client/ctl/state/set.h"
 #include "client/ctl/watch/dashboard.h"
@@ -53,6 +54,7 @@ static const struct verb verbs[] = {
     { "set", "change what is trained, with moments kept", verb_set },
     { "fork", "make a second model of what one is, in memory", verb_fork },
     { "drop", "end a model at all its daemons, and give its memory back", verb_drop },
+    { "keys", "which hosts may talk to each other: the cluster file and its keys", verb_keys },
     { "doctor", "what of this host is in the way, and the remedy", verb_doctor },
     { "completion", "print the completion script of a shell", verb_completion },
     { "help", "this text, or `shardctl help VERB`", verb_help },
