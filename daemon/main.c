@@ -13,6 +13,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
 #include "daemon/daemon.h"
+#include "daemon/relay/relay.h"
 #include "proto/base/check.h"
 #include "proto/base/flags.h"
 #include "proto/base/memory.h"
@@ -63,8 +64,24 @@ static bool parse_threads(const char *text, uint32_t *ret_threads)
 
 struct words { /* flags that are parsed further */
     const char *threads, *isa, *log_level, *log_format;
-    bool core_dumps, version;
+    bool core_dumps, version, relay;
+    struct relay_config other; /* of --relay */
 };
+
+static int take_relay(const struct words *w, const struct daemon_config *config, struct shd_err *e)
+{
+    const struct relay_config *other = &w->other;
+    if (!w->relay && (other->cluster != NULL || other->host != NULL || other->from != NULL))
+        return err_set(e, SHD_EINVAL, "--cluster, --host and --from are for --relay");
+    if (!w->relay)
+        return config->device != NULL ? SHD_OK : err_set(e, SHD_EINVAL, "--device is required");
+    if (other->cluster == NULL || other->host == NULL)
+        return err_set(e, SHD_EINVAL, "--relay needs --cluster and --host");
+    if ((other->from != NULL) != (config->device != NULL))
+        return err_set(e, SHD_EINVAL,
+                       "--relay: --from and --device go together, HOST and its daemons");
+    return SHD_OK;
+}
 
 static int take_words(const struct words *w, struct daemon_config *config, struct shd_err *e)
 {
@@ -77,18 +94,18 @@ static int take_words(const struct words *w, struct daemon_config *config, struc
                        w->log_level);
     if (!log_set_format(w->log_format))
         return err_set(e, SHD_EINVAL, "--log-format '%s' is neither text nor json", w->log_format);
-    if (config->device == NULL)
-        return err_set(e, SHD_EINVAL, "--device is required");
+    if (take_relay(w, config, e) != SHD_OK)
+        return e->code;
     if (process_core_dumps() < 0)
         return err_set(e, SHD_EINVAL, "SHARDD_CORE_DUMPS '%s' is neither 0 nor 1",
                        getenv("SHARDD_CORE_DUMPS"));
     log_set_level(level);
-    log_set_device(config->device);
+    log_set_device(w->relay ? "relay" : config->device);
     config->isa = strcmp(w->isa, "auto") == 0 ? NULL : w->isa;
     if (!w->core_dumps && process_core_dumps() == 0 && !process_close())
         log_warn("op=start device=%s why=\"core dumps and ptrace cannot be turned off: %s\" "
                  "do=\"let nobody else run programs as this user\"",
-                 config->device, strerror(errno));
+                 w->relay ? "relay" : config->device, strerror(errno));
     return SHD_OK;
 }
 
@@ -98,8 +115,9 @@ static const char *environment(const char *name, const char *otherwise)
     return value != NULL && value[0] != '\0' ? value : otherwise;
 }
 
-/* -1 to go on, else the exit status. */
-static int parse(int argc, char **argv, struct daemon_config *config)
+/* -1 to go on, else the exit status. *ret_relay: it is to be one, of *ret_other. */
+static int parse(int argc, char **argv, struct daemon_config *config, bool *ret_relay,
+                 struct relay_config *ret_other)
 {
     struct words w = { .threads = "auto",
                        .isa = "auto",
@@ -139,6 +157,19 @@ static int parse(int argc, char **argv, struct daemon_config *config)
         { "core-dumps", 0, FLAG_BOOL, NULL,
           "allow them, and debuggers of the same user" NEXT "($SHARDD_CORE_DUMPS=1)", &w.core_dumps,
           0, 0 },
+        { "relay", 0, FLAG_BOOL, NULL,
+          "let workers of other hosts attach to the daemons of --runtime-dir;" NEXT
+          "with --from, stand in for another host's daemons there",
+          &w.relay, 0, 0 },
+        { "cluster", 0, FLAG_STRING, "FILE",
+          "of --relay: hosts, addresses and public keys, by `shardctl keys`", &w.other.cluster, 0,
+          0 },
+        { "host", 0, FLAG_STRING, "NAME",
+          "of --relay: this host in FILE; its key is NAME.key beside it", &w.other.host, 0, 0 },
+        { "from", 0, FLAG_STRING, "NAME",
+          "of --relay: the host that has the daemons --device cpu0,cpu1,..." NEXT
+          "(all of a model, as there)",
+          &w.other.from, 0, 0 },
         { "version", 0, FLAG_BOOL, NULL, "print the version", &w.version, 0, 0 },
     };
     const struct flags flags = { .usage = "shardd --device DEVICE [FLAGS]",
@@ -159,6 +190,8 @@ static int parse(int argc, char **argv, struct daemon_config *config)
         err_set(&e, SHD_EINVAL, "unexpected argument '%s'", argv[rest]);
     else if (r == FLAGS_OK)
         take_words(&w, config, &e);
+    *ret_relay = w.relay;
+    *ret_other = w.other;
     return e.code == SHD_OK ? -1 : usage_error(&e);
 }
 
@@ -189,14 +222,38 @@ static void share_memory(const struct daemon_config *config)
             config->device, room.ignored);
 }
 
+static void say_ready(void)
+{
+    sd_notify(/* unset_environment= */ 0, "READY=1\nSTATUS=Relaying");
+}
+
+/* Its threads have no end of their own: the process has. */
+static int be_relay(const struct daemon_config *config, struct relay_config *other)
+{
+    struct shd_err e = { 0 };
+    other->runtime_dir = config->runtime_dir;
+    other->devices = config->device;
+    reserve_share(config->runtime_dir);
+    umask(0007);
+    const int r = relay_run(other, say_ready, &e);
+    if (r != SHD_OK)
+        fprintf(stderr, "shardd: relay: %s\n", e.text);
+    log_flush(/* all= */ true);
+    _exit(r == SHD_OK ? EXIT_SUCCESS : r == SHD_EINVAL ? SHARDD_EXIT_USAGE : EXIT_FAILURE);
+}
+
 int main(int argc, char **argv)
 {
     const char *managed = getenv("RUNTIME_DIRECTORY");
     struct daemon_config config = { .runtime_dir = managed != NULL ? managed : "/run/shardd" };
-    const int code = parse(argc, argv, &config);
+    struct relay_config other;
+    bool relay;
+    const int code = parse(argc, argv, &config, &relay, &other);
     if (code >= 0)
         return code;
     raise_descriptor_limit();
+    if (relay)
+        return be_relay(&config, &other);
     share_memory(&config);
     umask(0007); /* sockets: ours and our group's */
     struct daemon *d;

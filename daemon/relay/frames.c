@@ -1,0 +1,67 @@
+/* See frames.h. */
+#include "daemon/relay/frames.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define DEVICE_CHARS "abcdefghijklmnopqrstuvwxyz0123456789"
+
+int frame_check_device(const char *name, struct shd_err *e)
+{
+    if (name[0] == '\0' || strlen(name) >= sizeof(((struct frame_open *)NULL)->device) ||
+        name[strspn(name, DEVICE_CHARS)] != '\0')
+        return err_set(e, SHD_EINVAL, "'%.64s' is no device's name", name);
+    return SHD_OK;
+}
+
+static int spec_fits(const struct wire_spec_at *at, struct shd_err *e)
+{
+    if (at->bytes == 0)
+        return SHD_OK;
+    return err_set(e, SHD_ENOTSUP,
+                   "a spec of %" PRIu64 " bytes fits no message, and a relay passes on no other",
+                   at->bytes);
+}
+
+int frame_admits(const struct wire_request *request, struct shd_err *e)
+{
+    switch (request->type) {
+    case WIRE_HELLO:
+        if (request->hello.role == WIRE_TRAINER || request->hello.role == WIRE_READER)
+            return SHD_OK;
+        return err_set(e, SHD_EAUTH, "no session of an admin comes through a relay");
+    case WIRE_OPEN_MODEL:
+        return spec_fits(&request->open_model.spec_at, e);
+    case WIRE_CREATE:
+        return spec_fits(&request->create.spec_at, e);
+    case WIRE_RETURN:
+        if (request->return_grad.turn == 0)
+            return SHD_OK;
+        break;
+    case WIRE_PREPARE:
+    case WIRE_COMMIT:
+    case WIRE_GET_BLOB:
+    case WIRE_DIGEST:
+    case WIRE_STATUS:
+    case WIRE_DETACH:
+    case WIRE_LEASE:
+    case WIRE_HISTORY:
+    case WIRE_PUT:
+    case WIRE_GET:
+    case WIRE_RESET:
+    case WIRE_SHOW:
+    case WIRE_SET:
+        return SHD_OK;
+    default:
+        break;
+    }
+    return err_set(e, SHD_ENOTSUP, "%s does not pass through a relay",
+                   wire_request_name(request->type));
+}
+
+void frame_refuse(struct bulk *bulk, const struct shd_err *why)
+{
+    const struct bulk_head head = { .type = FRAME_REFUSED, .bytes = strlen(why->text) };
+    struct shd_err ignored;
+    bulk_send(bulk, &head, why->text, &ignored);
+}

@@ -1,0 +1,11 @@
+/* The relay beside daemons: a connection that another host's relay has made. */
+#ifndef SHD_RELAY_SERVE_H
+#define SHD_RELAY_SERVE_H
+
+struct relay;
+
+/* Thread: serve the accepted TCP socket *(int *)arg (a heap's, freed) until either side hangs up.
+ */
+void serve_connection(struct relay *relay, void *arg);
+
+#endif
