@@ -1,8 +1,18 @@
-# Sourced by tests of several processes, whose fail() ends them. Waits are for what must come and end
-# with it; only one that would never end meets limit_s. Longer where the machine is slow: scripts/test.sh
-# measures SHD_TEST_PACE.
+# Sourced by tests of several processes, each of which may have a fail() of its own. Waits are for what must
+# come and end with it; only one that would never end meets limit_s. Longer where the machine is slow:
+# scripts/test.sh measures SHD_TEST_PACE.
 # shellcheck shell=dash
 limit_s=$((120 * ${SHD_TEST_PACE:-1}))
+
+fail() {
+    echo "FAILED: $*" >&2
+    exit 1
+}
+
+# expect FILE PATTERN: of grep
+expect() {
+    grep -qe "$2" "$1" || fail "no '$2' in $1: $(cat "$1")"
+}
 
 # soon COMPLAINT COMMAND...: until that is so.
 soon() {

@@ -15,13 +15,6 @@ end() {
 trap end EXIT
 gpt='--layers 2 --dim 64 --seq 32 --sample 0 --eval-every 0 --threads 1'
 
-fail() {
-    echo "FAILED: $*" >&2
-    exit 1
-}
-expect() { # expect FILE TEXT
-    grep -qe "$2" "$1" || fail "no '$2' in: $(cat "$1")"
-}
 refused() { # refused TEXT WORDS...: exit code 2, or 1 with the text
     text=$1
     shift

@@ -20,13 +20,6 @@ trap end EXIT
 gpt='--lr 0.005 --min-lr 0.005 --warmup 1 --layers 2 --dim 64 --seq 32 --sample 0 --eval-every 0 --threads 1'
 steps=2000
 
-fail() {
-    echo "FAILED: $*" >&2
-    exit 1
-}
-expect() { # expect FILE TEXT
-    grep -qe "$2" "$1" || fail "no '$2' in $1: $(cat "$1")"
-}
 begin() { # two workers at $SHARDD_ADDRESS, in the background
     workers=
     for rank in 0 1; do

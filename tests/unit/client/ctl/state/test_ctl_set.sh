@@ -4,6 +4,8 @@
 # test_ctl_set.sh BIN_DIR
 set -eu
 umask 077
+# shellcheck source=tests/lib/wait.sh
+. "$(dirname "$0")/../../../../lib/wait.sh"
 PATH=$1:$PATH
 work=$(mktemp -d "${XDG_RUNTIME_DIR:-$HOME}/shd.XXXXXX") # not /tmp: `up` takes no place that is everybody's
 end() {
@@ -13,13 +15,6 @@ end() {
 trap end EXIT
 gpt='--lr 0.005 --min-lr 0.005 --warmup 1 --layers 1 --dim 32 --heads 2 --seq 16 --sample 0 --eval-every 0 --threads 1'
 
-fail() {
-    echo "FAILED: $*" >&2
-    exit 1
-}
-expect() { # expect FILE TEXT
-    grep -qe "$2" "$1" || fail "no '$2' in $1: $(cat "$1")"
-}
 refused() { # refused TEXT WORDS...: with exit code 1, and nothing on stdout
     text=$1
     shift

@@ -15,14 +15,6 @@ end() {
 trap end EXIT
 gpt='--layers 2 --dim 64 --seq 32 --sample 0 --eval-every 5 --steps 60 --threads 1'
 
-fail() {
-    echo "FAILED: $*" >&2
-    exit 1
-}
-expect() { # expect FILE TEXT
-    grep -qe "$2" "$1" || fail "no '$2' in: $(cat "$1")"
-}
-
 shardctl up --daemons 2 --runtime-dir "$work/up" >"$work/up.out" 2>&1 || fail "up: $(cat "$work/up.out")"
 SHARDD_ADDRESS=$work/up
 export SHARDD_ADDRESS
