@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/core/step.h"
+#include "daemon/core/verify.h"
 #include "proto/base/check.h"
 
 #define SAMPLES 15u /* the median of so many is the usual time */
@@ -25,6 +26,11 @@ struct worker {          /* a session that has asked */
     uint32_t refused_steps; /* since it had a group */
 };
 
+struct checker {      /* who has the verified group beside those who hold it */
+    uint64_t session; /* 0: nobody */
+    uint64_t since_ns;
+};
+
 struct lease {
     uint32_t count;
     bool cautious;   /* in this step */
@@ -32,7 +38,10 @@ struct lease {
     bool began;      /* `step` means something */
     uint64_t step;
     uint64_t first_asked_ns; /* for this step */
-    uint64_t due_ns;         /* the earliest at which one that waits may get something */
+    struct verify *verify;   /* borrowed; NULL: nothing is verified */
+    struct checker checker;
+    uint64_t all_in_ns; /* since when only copies to be verified are missing; 0: it is not so */
+    uint64_t due_ns;    /* the earliest at which one that waits may get something */
     uint64_t sample_ns[SAMPLES];
     uint64_t samples; /* ever taken */
     struct worker worker[LEASE_WORKERS];
@@ -43,6 +52,7 @@ struct asking { /* one question */
     const struct step *core;
     struct worker *worker;
     uint64_t now_ns;
+    uint32_t verified; /* the group that is; the number of groups: none */
 };
 
 size_t lease_bytes(uint32_t groups)
@@ -201,18 +211,15 @@ static void begin_step(struct lease *l, const struct step *core, uint64_t now_ns
     l->began = true;
     l->step = step_collecting(core);
     l->first_asked_ns = now_ns;
-    l->due_ns = 0;
+    l->due_ns = l->all_in_ns = 0;
+    l->checker = (struct checker){ 0 };
     memset(l->group, 0, l->count * sizeof l->group[0]);
 }
 
-static void hand_out(struct lease *l, uint32_t group, const struct asking *q)
+/* How long its session takes for it is measured from now on. */
+static void note_handed(const struct lease *l, uint32_t group, const struct asking *q)
 {
-    struct group *g = &l->group[group];
     struct worker *w = q->worker;
-    const uint32_t holder = g->session[0] == 0 ? 0 : 1;
-    g->session[holder] = w->session;
-    g->since_ns[holder] = q->now_ns;
-    g->handed = true;
     w->refused_steps = 0;
     if (w->busy && w->step == l->step && !step_micro_came(q->core, w->group))
         return; /* it has that one still */
@@ -220,6 +227,16 @@ static void hand_out(struct lease *l, uint32_t group, const struct asking *q)
     w->group = group;
     w->step = l->step;
     w->since_ns = q->now_ns;
+}
+
+static void hand_out(struct lease *l, uint32_t group, const struct asking *q)
+{
+    struct group *g = &l->group[group];
+    const uint32_t holder = g->session[0] == 0 ? 0 : 1;
+    g->session[holder] = q->worker->session;
+    g->since_ns[holder] = q->now_ns;
+    g->handed = true;
+    note_handed(l, group, q);
 }
 
 static bool has(const struct group *g, uint64_t session)
@@ -246,7 +263,7 @@ static struct left find_left(struct lease *l, const struct asking *q, uint32_t *
         if (step_micro_in(q->core, i))
             continue;
         ++*ret_missing;
-        if (g->session[0] != 0)
+        if (g->session[0] != 0 || i == q->verified)
             continue;
         if (held_back(l, g, q->now_ns)) {
             note_due(l, grace_ends_ns(l), q->now_ns);
@@ -307,6 +324,103 @@ static uint64_t expected_ns(const struct lease *l, const struct group *g, uint64
                               : left_ns(l, find_worker(l, g->session[0]), g->since_ns[0], now_ns);
 }
 
+/* -- The group that is verified -----------------------------------------------------------------
+ */
+
+/* It has the group, or its copy is here. */
+static bool takes_part(const struct lease *l, uint32_t group, uint64_t session)
+{
+    return has(&l->group[group], session) || l->checker.session == session ||
+           verify_is_whole(l->verify, session);
+}
+
+/* Copies that are here or on their way, each of another session. */
+static uint32_t copies_of(const struct lease *l, uint32_t group)
+{
+    const struct group *g = &l->group[group];
+    const uint64_t sessions[] = { g->session[0], g->session[1], l->checker.session };
+    uint32_t copies = verify_whole(l->verify);
+    for (size_t i = 0; i < sizeof sessions / sizeof sessions[0]; i++)
+        copies += sessions[i] != 0 && !verify_is_whole(l->verify, sessions[i]);
+    return copies;
+}
+
+static bool checker_is_busy(const struct lease *l)
+{
+    return l->checker.session != 0 && !verify_is_whole(l->verify, l->checker.session);
+}
+
+/* A session that has no part in it, and has asked so lately that it may yet. */
+static bool may_come(const struct lease *l, const struct worker *w, const struct asking *q)
+{
+    return w != q->worker && w->session != 0 && !takes_part(l, q->verified, w->session) &&
+           age_ns(w->seen_ns, q->now_ns) <= late_ns(l, w);
+}
+
+/* Fewer others than are still needed were looked at a longer time ago than this session. */
+static bool has_its_turn(const struct lease *l, const struct asking *q, uint32_t needed)
+{
+    const uint64_t last = verify_last_step(l->verify, q->worker->session);
+    uint32_t before = 0;
+    for (uint32_t i = 0; i < LEASE_WORKERS; i++) {
+        const struct worker *w = &l->worker[i];
+        before += may_come(l, w, q) && verify_last_step(l->verify, w->session) < last;
+    }
+    return before < needed;
+}
+
+/* Is the session to compute the group that is verified? left: of the others, not handed out. */
+static bool is_to_verify(struct lease *l, const struct asking *q, uint32_t left)
+{
+    if (q->verified == l->count || takes_part(l, q->verified, q->worker->session))
+        return false;
+    const struct group *g = &l->group[q->verified];
+    const bool first = g->session[0] == 0 && !step_micro_in(q->core, q->verified);
+    if (first && held_back(l, g, q->now_ns)) {
+        note_due(l, grace_ends_ns(l), q->now_ns);
+        return false;
+    }
+    const uint32_t copies = copies_of(l, q->verified), wanted = verify_wanted(l->verify);
+    const uint32_t needed = wanted > copies ? wanted - copies : first;
+    if (needed == 0 || (!first && checker_is_busy(l)))
+        return false;
+    return left == 0 || has_its_turn(l, q, needed);
+}
+
+/* Beside who holds it, unless nobody does. */
+static void hand_out_verified(struct lease *l, const struct asking *q)
+{
+    const bool held = l->group[q->verified].session[0] != 0;
+    if (!held && !step_micro_in(q->core, q->verified)) {
+        hand_out(l, q->verified, q);
+        return;
+    }
+    l->checker = (struct checker){ q->worker->session, q->now_ns };
+    note_handed(l, q->verified, q);
+}
+
+/* All that is to be summed is in. Is there a copy to come that is to be waited for? */
+static bool awaits_copy(struct lease *l, const struct asking *q)
+{
+    if (q->verified == l->count)
+        return false;
+    if (l->all_in_ns == 0)
+        l->all_in_ns = q->now_ns;
+    const bool busy = checker_is_busy(l);
+    const struct worker *checker = busy ? find_worker(l, l->checker.session) : NULL;
+    const uint64_t from_ns = busy ? max_ns(l->all_in_ns, l->checker.since_ns) : l->all_in_ns;
+    const uint64_t until_ns = from_ns + 2 * takes_ns(l, checker) + LEASE_VERIFY_NS;
+    bool awaits = busy || verify_partial(l->verify);
+    for (uint32_t i = 0; !awaits && i < LEASE_WORKERS; i++)
+        awaits = copies_of(l, q->verified) < verify_wanted(l->verify) &&
+                 may_come(l, &l->worker[i], q);
+    if (!awaits || q->now_ns >= until_ns)
+        return false;
+    note_due(l, q->now_ns + LEASE_OVERDUE_NS, q->now_ns);
+    note_due(l, until_ns, q->now_ns);
+    return true;
+}
+
 /* The group to compute twice when none is left: the oldest that is late, or else the one expected
  * last, where this session would have it much earlier. l->count: there is none. */
 static uint32_t choose_backup(struct lease *l, const struct asking *q)
@@ -316,7 +430,8 @@ static uint32_t choose_backup(struct lease *l, const struct asking *q)
     uint32_t late = l->count, last = l->count;
     for (uint32_t i = 0; i < l->count; i++) {
         const struct group *g = &l->group[i];
-        if (g->session[0] == 0 || has(g, q->worker->session) || step_micro_came(q->core, i))
+        if (g->session[0] == 0 || has(g, q->worker->session) || step_micro_came(q->core, i) ||
+            (i == q->verified && takes_part(l, i, q->worker->session)))
             continue;
         const uint64_t late_at = late_at_ns(l, g, q->worker);
         const uint64_t expected = expected_ns(l, g, q->now_ns);
@@ -336,17 +451,24 @@ enum lease_answer lease_ask(struct lease *l, const struct step *core, uint64_t s
                             uint64_t session, uint64_t now_ns, uint32_t *ret_group)
 {
     CHECK(session > 0);
-    const struct asking q = { core, know_worker(l, session), now_ns };
+    struct asking q = { core, know_worker(l, session), now_ns, l->count };
     note_done(l, &q);
     q.worker->seen_ns = now_ns;
     if (step != step_collecting(core))
         return step < step_collecting(core) ? LEASE_OVER : LEASE_WAIT;
     if (!l->began || l->step != step)
         begin_step(l, core, now_ns);
+    if (l->verify != NULL && !verify_now(l->verify, core, &q.verified))
+        q.verified = l->count;
     uint32_t missing;
     const struct left left = find_left(l, &q, &missing);
+    if (is_to_verify(l, &q, left.count)) {
+        hand_out_verified(l, &q);
+        *ret_group = q.verified;
+        return LEASE_GROUP;
+    }
     if (missing == 0)
-        return LEASE_ALL_IN;
+        return awaits_copy(l, &q) ? LEASE_WAIT : LEASE_ALL_IN;
     const uint32_t found = left.count > 0 ? choose_left(l, &q, &left) : choose_backup(l, &q);
     if (found == l->count)
         return LEASE_WAIT;
@@ -357,10 +479,28 @@ enum lease_answer lease_ask(struct lease *l, const struct step *core, uint64_t s
 
 void lease_begin_again(struct lease *l)
 {
+    l->checker = (struct checker){ 0 };
+    l->all_in_ns = 0;
     memset(l->group, 0, l->count * sizeof l->group[0]);
     l->due_ns = 0;
     for (uint32_t i = 0; i < LEASE_WORKERS; i++)
         l->worker[i].busy = false;
+}
+
+void lease_set_verify(struct lease *l, struct verify *verify)
+{
+    l->verify = verify;
+}
+
+struct verify *lease_verify(const struct lease *l)
+{
+    return l->verify;
+}
+
+static void drop_checker(struct lease *l, uint64_t session)
+{
+    if (l->checker.session == session)
+        l->checker = (struct checker){ 0 };
 }
 
 static void drop_holder(struct group *g, uint64_t session)
@@ -377,7 +517,10 @@ static void drop_holder(struct group *g, uint64_t session)
 void lease_give_back(struct lease *l, uint64_t session, uint32_t group)
 {
     CHECK(group < l->count);
+    uint32_t verified;
     drop_holder(&l->group[group], session);
+    if (l->verify != NULL && verify_at_hand(l->verify, &verified) && verified == group)
+        drop_checker(l, session);
     for (uint32_t i = 0; i < LEASE_WORKERS; i++) {
         struct worker *w = &l->worker[i];
         if (w->session == session && w->group == group)
@@ -392,6 +535,9 @@ void lease_forget(struct lease *l, uint64_t session)
             l->worker[i] = (struct worker){ .session = 0 };
     for (uint32_t i = 0; i < l->count; i++)
         drop_holder(&l->group[i], session);
+    drop_checker(l, session);
+    if (l->verify != NULL)
+        verify_forget(l->verify, session);
 }
 
 uint64_t lease_next_ns(const struct lease *l, const struct step *core, uint64_t now_ns)

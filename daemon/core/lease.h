@@ -24,6 +24,10 @@
  * Of several that it has at once one is looked at, from its hand-out on: so long takes the next
  * one. The usual time: the median of everybody's last few. A session that nothing is known of takes
  * that. One that has arrived and only waits for lower ones needs no backup while its session lives.
+ *
+ * The group that is verified in a step (verify.h) goes to two sessions, or three, before all else:
+ * those that were looked at the longest time ago, among who is there. All are in when their copies
+ * are, too; what a second one takes too long for is not waited for any longer.
  */
 #ifndef SHD_LEASE_H
 #define SHD_LEASE_H
@@ -33,6 +37,7 @@
 #include <stdint.h>
 
 struct step;
+struct verify;
 
 enum lease_answer {
     LEASE_GROUP,  /* compute *ret_group */
@@ -47,12 +52,17 @@ struct lease; /* lives in caller's memory */
 #define LEASE_OVERDUE_NS UINT64_C(20000000)   /* longer than that still is not late */
 #define LEASE_GRACE_NS   UINT64_C(100000000)  /* least grace period */
 #define LEASE_TRIAL      8u                   /* so many steps without work, then a trial */
+#define LEASE_VERIFY_NS  UINT64_C(1000000000) /* beside usual times, for a copy that is awaited */
 #define LEASE_WORKERS    128u                 /* so many sessions are known apart */
 
 size_t lease_bytes(uint32_t groups); /* groups: the core's micros, > 0 */
 
 /* In memory of lease_bytes() aligned to 16. */
 struct lease *lease_init(void *memory, uint32_t groups, bool cautious);
+
+/* Have groups verified; borrowed. */
+void lease_set_verify(struct lease *l, struct verify *verify);
+struct verify *lease_verify(const struct lease *l); /* NULL: none are */
 
 /* session > 0 asks for work of `step`. A session may hold several groups; it is never handed one
  * that it has already. (Two holders are kept: where the backup is overdue as well, the next one

@@ -25,6 +25,7 @@
 #include "daemon/core/step_commit.h"
 #include "daemon/core/step_put.h"
 #include "daemon/core/step_reset.h"
+#include "daemon/core/verify.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/share/guard_window.h"
@@ -93,6 +94,8 @@ struct sim_config {
     bool sets;   /* somebody changes settings */
     bool guests; /* steps are pinned, forks made and dropped */
     bool guard;  /* steps whose norm or loss is far from those before are skipped */
+    uint64_t verify; /* with leases, of so many steps one is verified; 0: none */
+    uint32_t wrong;  /* plus 1: the worker whose hashes are others than they should be; 0: none */
 };
 
 struct sim_scenario {
@@ -112,6 +115,8 @@ struct sim_result {
     uint64_t events;
     uint64_t digest; /* of all final parameters, the same for any number of owners */
     uint32_t kills;
+    uint64_t compared, compared_wrong; /* pairs of copies; with the wrong worker's */
+    uint64_t named;                    /* differences that were said */
     uint64_t pins, forks, drops; /* that guests brought to their end */
     char promise[16];            /* BROKEN: its name */
     uint32_t daemon, worker;     /* BROKEN: whose it is, or SIM_NOBODY */
@@ -306,7 +311,8 @@ struct sim_daemon {
     struct ledger ledger;
     struct step *core;
     struct lease *lease;
-    void *core_memory, *lease_memory;
+    void *core_memory, *lease_memory, *verify_memory;
+    struct verify *verify; /* NULL: nothing is */
     struct sim_session sessions[SIM_SESSIONS];
     struct sim_op ops[SIM_OPS]; /* by ref; [0] is not used */
     struct sim_kernel kernels[SIM_KERNELS];
@@ -509,6 +515,12 @@ void sim_daemon_set(struct sim *s, struct sim_daemon *d);
 bool sim_settings(const struct sim *s, uint64_t step, uint32_t which,
                   struct settings *ret_settings);
 void sim_settings_seen(struct sim *s, uint64_t step, bool with);
+
+/* sim_verify.c */
+void sim_verify_start(struct sim *s, struct sim_daemon *d, bool fresh);
+void sim_verify_return(struct sim *s, struct sim_daemon *d, const struct sim_session *ses,
+                       const struct sim_request *q);
+void sim_verify_check_end(struct sim *s);
 
 /* sim_link.c: what a worker has with each daemon */
 void sim_link_attach(struct sim *s, struct sim_worker *w, uint32_t owner);

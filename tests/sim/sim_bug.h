@@ -22,6 +22,8 @@
  *  16  settings count before they are written
  *  17  settings are said to be of a step whose Prepare was answered without them
  *  18  the history's row of a step is written when the commit is there already
+ *  19  the hash of a gradient is compared with that of another group
+ *  20  gradients are compared that came when a Prepare of the step was answered
  *  30  a copy of a step begins while the update of the step before is under way
  *  31  what is left of a unit is not copied before its update where some of it is copied already
  *  32  an owner does not keep that its part of a fork is full

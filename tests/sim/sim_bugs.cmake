@@ -196,6 +196,12 @@ plant(daemon/core/step_commit.c [[
         write_row(s);
     s->round]])
 
+# What is verified is compared with another group's (19), or with what comes when parameters may have moved (20).
+plant(daemon/core/verify.c [[v->step == step && now == group;]] [[v->step == step && (now == group || SIM_BUG(19));]])
+plant(daemon/core/verify.c [[
+    v->closed = v->closed || v->step == step;]] [[
+    v->closed = v->closed || (v->step == step && !SIM_BUG(20));]])
+
 if(copy STREQUAL original)
   message(FATAL_ERROR "${SOURCE}: no bug is planted there")
 endif()

@@ -516,6 +516,7 @@ void sim_check_end(struct sim *s)
                            d->board[u]);
         }
     }
+    sim_verify_check_end(s);
     s->result.digest = digest_of(s);
     if (s->job == 0 && !s->config.puts && !s->config.apart && !s->config.sets &&
         s->result.digest != sim_expected_digest(&s->config))

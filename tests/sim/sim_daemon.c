@@ -291,6 +291,8 @@ static bool try_prepare(struct sim *s, struct sim_daemon *d, struct sim_session 
     const int r = past ? SHD_ERESET : step_prepare(d->core, wait->step, &p, &e);
     if (r == SHD_PENDING)
         return false;
+    if (r == SHD_OK && d->verify != NULL)
+        verify_close(d->verify, d->core, wait->step);
     struct sim_reply reply = { .kind = SIM_PREPARE, .status = r };
     if (r == SHD_OK)
         reply = prepared_reply(&p);
@@ -479,6 +481,7 @@ static void on_return(struct sim *s, struct sim_daemon *d, struct sim_session *s
     ses->refs++;
     sim_note(s, q->none ? "return, none" : "return", sim_daemon_index(s, d), msg->worker, q->step,
              q->unit, q->micro);
+    sim_verify_return(s, d, ses, q);
     const int r = step_return(d->core, ref, q->step, q->unit, q->micro, q->none, &metric, 1,
                               &actions, &e);
     if (r != SHD_OK) {

@@ -77,6 +77,7 @@ void sim_daemon_start(struct sim *s, struct sim_daemon *d)
 {
     struct shd_err e = { 0 };
     const bool first = d->ledger_memory == NULL, cautious = !d->fresh || d != s->daemon;
+    const bool fresh = d->fresh || first;
     sim_note(s, "daemon starts", sim_daemon_index(s, d), SIM_NOBODY, 0, 0, 0);
     d->alive = true;
     if (d->core_memory == NULL) {
@@ -86,7 +87,7 @@ void sim_daemon_start(struct sim *s, struct sim_daemon *d)
         CHECK(step_bytes(SIM_UNITS, SIM_MICROS) <= CORE_BYTES &&
               lease_bytes(SIM_MICROS) <= LEASE_BYTES);
     }
-    if (d->fresh || first)
+    if (fresh)
         make_fresh(s, d);
     else if (ledger_adopt(&d->ledger, d->ledger_memory, d->ledger_bytes, &e) != SHD_OK)
         sim_broken(s, "P3", sim_daemon_index(s, d), SIM_NOBODY, "the ledger is refused: %s",
@@ -100,6 +101,7 @@ void sim_daemon_start(struct sim *s, struct sim_daemon *d)
         if (s->means[u])
             step_means(d->core, u);
     d->lease = lease_init(d->lease_memory, s->config.micros, cautious);
+    sim_verify_start(s, d, fresh);
     check_adopted(s, d);
     for (uint32_t u = 0; u < s->config.units; u++)
         d->board[u] = atomic_load(&d->ledger.unit[u].version);
@@ -155,6 +157,7 @@ void sim_daemon_deinit(struct sim_daemon *d)
     free(d->ledger_memory);
     free(d->core_memory);
     free(d->lease_memory);
+    free(d->verify_memory);
 }
 
 /* The kernels of a simulated daemon: in order, block by block, with the trail that a successor goes

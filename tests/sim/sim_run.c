@@ -55,6 +55,8 @@ struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t se
     c.sets = (c.faults & SIM_KEEPER) == 0 && sim_chance(&s, 400);
     c.guests = (c.faults & SIM_KEEPER) == 0 && sim_chance(&s, 500);
     c.guard = sim_chance(&s, 400);
+    c.verify = c.lease && sim_chance(&s, 500) ? 1 + sim_below(&s, 4) : 0;
+    c.wrong = sim_chance(&s, 500) ? 1 + (uint32_t)sim_below(&s, c.workers) : 0;
     return c;
 }
 

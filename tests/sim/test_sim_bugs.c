@@ -165,4 +165,14 @@ TEST(row_of_the_history_behind_its_commit_is_found)
     expect_found(18, "points", "P1 P3");
 }
 
+TEST(hash_compared_with_another_groups_is_found)
+{
+    expect_found(19, "calm", "named");
+}
+
+TEST(hash_of_what_came_behind_a_prepare_is_found)
+{
+    expect_found(20, "stalls", "named");
+}
+
 TEST_MAIN()
