@@ -497,7 +497,8 @@ enum shd_lease_what {
 };
 /* Ask for work of the open step. Waits while all that is left is at other workers, for one of them
  * may die; not while something leased before is not returned yet (SHD_LEASE_NOTHING). Several may
- * be leased at once: to load their data ahead. */
+ * be leased at once: to load their data ahead. Of a model with verify_every gradients of what is
+ * not leased are refused (SHD_EINVAL): nobody else would compute them. */
 SHD_API int shd_lease(shd_model *m, enum shd_lease_what *ret_what, uint32_t *ret_micro,
                       struct shd_err *e);
 /* Give back a leased micro-batch (its group) that will not be computed: this worker leaves, failed,

@@ -322,6 +322,7 @@ static char *train_spec(const struct options *o)
                                    .seed = o->seed,
                                    .micro_batches = (uint32_t)o->micro_batches,
                                    .accumulate = o->chosen.accumulate,
+                                   .verify_every = o->verify_every,
                                    .publish = o->chosen.publish,
                                    .grad_dtype = o->chosen.policy.grad_dtype,
                                    .weight_decay = o->weight_decay,

@@ -79,6 +79,25 @@ void shd_release(shd_model *m, uint32_t unit)
 
 /* -- Gradients --------------------------------------------------------------------------------- */
 
+/* Of a model that has work verified: only what is leased is computed by a second worker. */
+static int check_leased(const struct shd_model *m, uint32_t micro, struct shd_err *e)
+{
+    const uint32_t group = micro / m->spec->accumulate;
+    if (m->map == NULL)
+        return err_set(e, SHD_ENOTSUP,
+                       "model '%s' has verify_every %" PRIu64
+                       ": at \"local:\" there is one worker, "
+                       "and nobody to compare it with",
+                       m->spec->name, m->spec->verify_every);
+    if (model_leased(m, group))
+        return SHD_OK;
+    return err_set(e, SHD_EINVAL,
+                   "model '%s' has verify_every %" PRIu64 ", and micro-batch %" PRIu32
+                   " is not leased here: a fixed share is computed by nobody else; lease "
+                   "micro-batches (shd_lease(), shd_run_step_elastic())",
+                   m->spec->name, m->spec->verify_every, micro);
+}
+
 /* Before a gradient is asked for or handed over: arguments are right, the model is as its policy
  * wants it, and no return has failed. */
 static int check_place(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
@@ -99,6 +118,8 @@ static int check_place(struct shd_model *m, uint32_t micro, uint32_t unit, struc
         r = err_copy(&m->fault, e);
     if (r == SHD_OK)
         r = reset_look(m, e);
+    if (r == SHD_OK && m->spec->verify_every > 0)
+        r = check_leased(m, micro, e);
     return r == SHD_OK && m->order != NULL ? stream_look(m, e) : r;
 }
 

@@ -17,6 +17,7 @@
 #include "daemon/core/step.h"
 #include "daemon/core/step_init.h"
 #include "daemon/core/step_set.h"
+#include "daemon/core/verify.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/memory.h"
 #include "daemon/model/metrics.h"
@@ -158,6 +159,33 @@ static int make_units(struct model *m, struct shd_err *e)
     return SHD_OK;
 }
 
+/* NULL is a no-op. */
+static void free_lease(struct lease *lease)
+{
+    free(lease != NULL ? lease_verify(lease) : NULL);
+    free(lease);
+}
+
+/* In memory of lease_bytes(), which is freed when there is none for more. Behind the core. */
+static int make_lease(struct model *m, void *memory, struct shd_err *e)
+{
+    const struct verify_shape shape = { .every = m->spec->verify_every,
+                                        .units = m->spec->unit_count,
+                                        .trained = m->spec->trained_units,
+                                        .groups = spec_returns(m->spec),
+                                        .first = m->map->owner == 0,
+                                        .blind = m->kept.adopted };
+    m->lease = lease_init(memory, spec_returns(m->spec),
+                          /* cautious= */ m->map->owner > 0 || m->kept.adopted);
+    if (shape.every == 0)
+        return SHD_OK;
+    void *verify = sys_malloc(verify_bytes(&shape));
+    if (verify == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory to verify %" PRIu32 " units", shape.units);
+    lease_set_verify(m->lease, verify_init(verify, &shape, m->core));
+    return SHD_OK;
+}
+
 int model_core(struct model *m, struct shd_err *e)
 {
     const uint32_t units = m->spec->unit_count;
@@ -183,10 +211,10 @@ int model_core(struct model *m, struct shd_err *e)
     for (uint32_t u = 0; u < units; u++)
         if (m->spec->units[u].mean)
             step_means(m->core, u);
-    m->lease = lease_init(lease, spec_returns(m->spec),
-                          /* cautious= */ m->map->owner > 0 || m->kept.adopted);
+    int r = make_lease(m, lease, e);
     const struct settings_kept *kept = step_settings_kept(m->core);
-    const int r = kept != NULL ? settings_check_kept(m->spec, kept, e) : SHD_OK;
+    if (r == SHD_OK && kept != NULL)
+        r = settings_check_kept(m->spec, kept, e);
     return r == SHD_OK ? step_check_counts(m->core, e) : r;
 }
 
@@ -201,7 +229,7 @@ int model_start_at(struct model *m, const struct ledger_start *start, struct shd
     if (r != SHD_OK)
         return r;
     free(m->core);
-    free(m->lease);
+    free_lease(m->lease);
     m->core = NULL;
     m->lease = NULL;
     return model_core(m, e); /* anew, from where the ledger is now */
@@ -273,7 +301,7 @@ void model_free(struct model *m)
         free(m->units[u].runs);
     free(m->units);
     free(m->core);
-    free(m->lease);
+    free_lease(m->lease);
     metrics_model_deinit(m->metrics);
     segment_close(&m->spill->segment);
     memory_free(m);

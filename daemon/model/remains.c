@@ -95,7 +95,7 @@ static bool has_requests(const struct model *m)
     for (uint32_t i = 0; i < ops->made; i++) {
         struct op *op = &ops->items[i];
         const bool ours = op->serial != 0 && op->model == m;
-        if (ours && op->req.type == WIRE_RETURN && !links_waiting(op, &begun_ns))
+        if (ours && op->req.type == WIRE_RETURN && !links_waiting(op, &begun_ns) && !op->hashing)
             let_go(op);
         else
             any = any || ours;

@@ -51,6 +51,7 @@ struct op {
     uint64_t arrived_ns;
     bool by_ring;  /* of its session, it came: so goes its answer */
     bool received; /* RETURN: its bytes came by a link, and are in the slot */
+    bool hashing;  /* RETURN: so it is, in its slot (model/verified.h) */
     bool once;     /* counted by the session's replies: keep what it is answered */
     bool repeated; /* served before, its long reply was not kept */
     bool shared;   /* beyond its session's share */

@@ -15,6 +15,7 @@
 #include "daemon/model/put.h"
 #include "daemon/model/reset.h"
 #include "daemon/model/spill.h"
+#include "daemon/model/verified.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "daemon/op/receive.h"
@@ -126,14 +127,18 @@ static int op_return_grad(struct op *op)
     int r = inbox != NULL ? SHD_OK : model_of(op, req->model);
     if (r == SHD_OK)
         r = check_place(op);
-    if (r == SHD_OK && (req->turn > 0 || op->daemon->drain_session != 0))
+    if (r == SHD_OK && (req->turn > 0 || op->daemon->drain_session != 0 || verified_wants(op)))
         r = keep_names(op);
     if (r == SHD_OK && req->turn > 0 && !op->received)
         return receive_grad(op, inbox);
     if (r == SHD_OK && op->daemon->drain_session != 0 && drain_holds(op, req->step))
         return SHD_PENDING;
-    if (r == SHD_OK && !req->none && !op->received)
+    if (r == SHD_OK && !req->none && op->inbox == NULL)
         r = inbox_take_slot(op, inbox);
+    if (r == SHD_OK)
+        r = verified_hash(op);
+    if (r == SHD_PENDING)
+        return r;
     if (r != SHD_OK) {
         inbox_release_slot(op);
         return r;
@@ -158,6 +163,7 @@ static int op_return_grad(struct op *op)
                                              .since_ns = op->arrived_ns,
                                              .bytes = elems * dtype_sizes[req->dtype] });
     struct step_actions actions;
+    verified_take(op);
     r = step_return(op->model->core, op->index + 1, req->step, req->unit, req->micro, req->none,
                     req->metrics, req->metric_count, &actions, &op->err);
     if (r != SHD_OK) {
@@ -194,6 +200,7 @@ static int op_prepare(struct op *op)
         model_wait(op->model, op);
     if (r != SHD_OK)
         return r;
+    verified_prepared(op->model, req->step);
     op->reply.type = WIRE_PREPARED;
     op->reply.prepared = (struct wire_prepared){ .step = p.step,
                                                  .over = p.over,

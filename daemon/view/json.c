@@ -9,6 +9,7 @@
 #include <jansson.h>
 
 #include "daemon/base/log.h"
+#include "daemon/core/verify.h"
 #include "daemon/model/adopt.h"
 #include "daemon/view/snapshot.h"
 #include "daemon/view/waits.h"
@@ -168,6 +169,49 @@ static json_t *settings_of(const struct view_model *vm)
     return o != NULL ? o : json_null();
 }
 
+/* -- What was verified --------------------------------------------------------------------------
+ */
+
+static json_t *verified_worker(const struct verify_worker *w)
+{
+    return json_pack("{s:s, s:I, s:o}", "name", w->name, "pid", (json_int_t)w->pid, "rank",
+                     w->rank > 0 ? json_integer((json_int_t)w->rank - 1) : json_null());
+}
+
+static json_t *difference_json(const struct view_model *vm, const struct verify_difference *d)
+{
+    const struct verify_worker *wrong = d->verdict == VERIFY_FIRST    ? &d->worker[0]
+                                        : d->verdict == VERIFY_SECOND ? &d->worker[1]
+                                                                      : NULL;
+    return json_pack("{s:I, s:I, s:s, s:I, s:[o, o], s:o}", "step", (json_int_t)d->step, "micro",
+                     (json_int_t)d->group * vm->spec->accumulate, "unit",
+                     vm->spec->units[d->unit].name, "units", (json_int_t)d->units, "workers",
+                     verified_worker(&d->worker[0]), verified_worker(&d->worker[1]), "wrong_pid",
+                     wrong != NULL ? json_integer((json_int_t)wrong->pid) : json_null());
+}
+
+static json_t *verified_json(const struct view_model *vm)
+{
+    const struct verify_state *v = vm->last.verified;
+    if (v == NULL)
+        return json_null();
+    json_t *recent = json_array(), *workers = json_array();
+    for (uint32_t i = 0; i < v->recent_count; i++)
+        json_array_append_new(recent, difference_json(vm, &v->recent[i]));
+    for (uint32_t i = 0; i < v->worker_count; i++) {
+        const struct verify_count *c = &v->workers[i];
+        json_t *o = verified_worker(&c->worker);
+        json_object_set_new(o, "compared", json_integer((json_int_t)c->compared));
+        json_object_set_new(o, "differences", json_integer((json_int_t)c->differences));
+        json_object_set_new(o, "wrong", json_integer((json_int_t)c->wrong));
+        json_object_set_new(o, "suspect", json_boolean(c->suspect));
+        json_array_append_new(workers, o);
+    }
+    return json_pack("{s:I, s:I, s:I, s:I, s:o, s:o}", "every", (json_int_t)v->every, "compared",
+                     (json_int_t)v->compared, "differences", (json_int_t)v->differences, "missed",
+                     (json_int_t)v->missed, "recent", recent, "workers", workers);
+}
+
 static json_t *model_json(const struct view_model *vm, const struct view_snapshot *s, bool brief)
 {
     json_t *model = json_pack(
@@ -192,6 +236,8 @@ static json_t *model_json(const struct view_model *vm, const struct view_snapsho
         add_result(model, vm);
     if (model != NULL)
         json_object_set_new(model, "settings", settings_of(vm));
+    if (model != NULL)
+        json_object_set_new(model, "verify", verified_json(vm));
     return model;
 }
 

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
+#include "daemon/core/verify.h"
 #include "daemon/model/adopt.h"
 #include "daemon/view/snapshot.h"
 #include "daemon/view/waits.h"
@@ -210,6 +211,42 @@ static void write_norms(const struct page *p)
     }
 }
 
+/* Of models that have steps verified. */
+static void write_verified(const struct page *p)
+{
+    static const struct family families[] = {
+        { "verify_compared_total", "counter", "Pairs of copies of a gradient group compared.",
+          offsetof(struct verify_state, compared) },
+        { "verify_differences_total", "counter", "Those of them whose bits differed.",
+          offsetof(struct verify_state, differences) },
+        { "verify_missed_total", "counter", "Steps to be verified that had no two copies here.",
+          offsetof(struct verify_state, missed) },
+    };
+    for (size_t f = 0; f < ARRAY_SIZE(families); f++) {
+        begin_family(p, families[f].name, families[f].type, families[f].help);
+        for (uint32_t i = 0; i < p->s->model_count; i++) {
+            const struct view_model *m = &p->s->models[i];
+            const void *at = (const char *)m->last.verified + families[f].value;
+            if (m->last.verified != NULL)
+                fprintf(p->out, "shardd_%s{device=\"%s\",model=\"%s\"} %" PRIu64 "\n",
+                        families[f].name, p->device, m->spec->name, *(const uint64_t *)at);
+        }
+    }
+    begin_family(p, "verify_worker_differences", "gauge",
+                 "Copies of a worker that differed from another's; of those that had any.");
+    for (uint32_t i = 0; i < p->s->model_count; i++) {
+        const struct view_model *m = &p->s->models[i];
+        const struct verify_state *v = m->last.verified;
+        for (uint32_t k = 0; v != NULL && k < v->worker_count; k++)
+            if (v->workers[k].differences > 0)
+                fprintf(p->out,
+                        "shardd_verify_worker_differences{device=\"%s\",model=\"%s\",pid=\"%" PRId64
+                        "\",suspect=\"%d\"} %" PRIu64 "\n",
+                        p->device, m->spec->name, v->workers[k].worker.pid,
+                        (int)v->workers[k].suspect, v->workers[k].differences);
+    }
+}
+
 static void write_waits(const struct page *p)
 {
     begin_family(p, "wait_seconds", "gauge", "The longest wait of this kind now; 0 for none.");
@@ -285,6 +322,7 @@ int metrics_text(const struct view_snapshot *s, char **ret_text, size_t *ret_byt
     write_ages(&p);
     write_steps(&p);
     write_norms(&p);
+    write_verified(&p);
     write_waits(&p);
     write_hists(&p);
     const bool failed = ferror(p.out) != 0;

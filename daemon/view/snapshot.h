@@ -16,6 +16,7 @@
 
 struct adopt;
 struct daemon;
+struct verify_state;
 
 #define VIEW_MISSING_MAX 64u  /* missing groups that are looked into */
 #define VIEW_NAME_BYTES  128u /* of a session */
@@ -90,8 +91,9 @@ struct view_model {
         struct step_prepared sealed;
         struct step_result committed;
         char *settings; /* owned: JSON, of the one that is collected; NULL: nothing is set */
-    } last;             /* steps */
-    struct metrics_model metrics; /* without senders */
+        struct verify_state *verified; /* owned; NULL: the model has none that are */
+    } last;                            /* steps */
+    struct metrics_model metrics;      /* without senders */
     struct metrics_rates rates;
     struct {
         bool saves; /* a checkpoint is being written: */

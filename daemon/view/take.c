@@ -8,6 +8,7 @@
 
 #include "daemon/base/state.h"
 #include "daemon/core/lease.h"
+#include "daemon/core/verify.h"
 #include "daemon/model/checkpoint.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
@@ -158,6 +159,19 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->rates = metrics_model_rates(m->metrics, now_ns - m->daemon->started_ns, now_ns);
 }
 
+/* False: no memory. */
+static bool take_verified(const struct model *m, struct view_model *vm)
+{
+    const struct verify *v = lease_verify(m->lease);
+    if (v == NULL)
+        return true;
+    vm->last.verified = sys_malloc(sizeof *vm->last.verified);
+    if (vm->last.verified == NULL)
+        return false;
+    *vm->last.verified = *verify_look(v);
+    return true;
+}
+
 static bool take_model(const struct model *m, struct view_model *vm, uint64_t now_ns)
 {
     const uint32_t groups = spec_returns(m->spec);
@@ -167,6 +181,8 @@ static bool take_model(const struct model *m, struct view_model *vm, uint64_t no
     vm->missing = sys_calloc(VIEW_MISSING_MAX, sizeof *vm->missing);
     vm->waiting_list = sys_calloc(WAITING_MAX, sizeof *vm->waiting_list);
     if (vm->units == NULL || vm->leases == NULL || vm->missing == NULL || vm->waiting_list == NULL)
+        return false;
+    if (!take_verified(m, vm))
         return false;
     take_pins(m, vm);
     take_units(m, vm);
@@ -345,6 +361,7 @@ void view_unref(struct view_snapshot *s)
         free(s->models[i].missing);
         free(s->models[i].waiting_list);
         free(s->models[i].last.settings);
+        free(s->models[i].last.verified);
     }
     for (uint32_t i = 0; s->sessions != NULL && i < s->session_count; i++)
         free(s->sessions[i].spans);

@@ -47,6 +47,10 @@ PANELS = [  # title, unit, [(expression, legend)]
                           (f"shardd_checkpoints_total{MODEL}", "checkpoints {{device}}"),
                           (f"shardd_checkpoint_failures_total{MODEL}", "failed {{device}}"),
                           (f"shardd_adopted_models_total{SELECT}", "adopted {{device}}")]),
+    ("Verified gradients", "none", [(f"shardd_verify_compared_total{MODEL}", "compared {{device}} {{model}}"),
+                                    (f"shardd_verify_differences_total{MODEL}", "differ {{device}} {{model}}"),
+                                    (f"shardd_verify_missed_total{MODEL}", "missed {{device}} {{model}}"),
+                                    (f"shardd_verify_worker_differences{MODEL}", "pid {{pid}} {{model}}")]),
     ("Age of the last checkpoint", "s", [(f"time() - shardd_checkpoint_time_seconds{MODEL}",
                                           "{{device}} {{model}}")]),
 ] + [

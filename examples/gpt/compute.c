@@ -128,6 +128,19 @@ static int compute_inject(struct compute *c, uint32_t micro, float *grad)
     return c->backend->ops->spoil(c->backend, grad, &c->err);
 }
 
+/* The test aid --flip-bit: one bit of the last unit's gradient, which also bf16 keeps. */
+static void compute_flip(const struct compute *c, uint32_t unit, float *grad)
+{
+    const struct options *o = c->options;
+    if (o->flip_bit == 0 || o->flip_rank != o->rank || shd_step(c->model) + 1 < o->flip_bit ||
+        unit + 1 != gpt_units(&c->shape))
+        return;
+    uint32_t bits;
+    memcpy(&bits, grad, sizeof bits);
+    bits ^= UINT32_C(1) << 22;
+    memcpy(grad, &bits, sizeof bits);
+}
+
 static int compute_backward(void *ctx, uint32_t micro, uint32_t unit, const void *params,
                             float *grad)
 {
@@ -145,6 +158,8 @@ static int compute_backward(void *ctx, uint32_t micro, uint32_t unit, const void
         return -1;
     if (grad != NULL && compute_inject(c, micro, grad) != SHD_OK)
         return -1;
+    if (grad != NULL)
+        compute_flip(c, unit, grad);
     compute_drag(c, begin);
     c->backward_ns[unit] += clock_now_ns() - begin;
     return 0;

@@ -56,6 +56,7 @@ static const struct options defaults = {
     .slow = 1,
     .slow_rank = UNSET,
     .stop_rank = UNSET,
+    .flip_rank = UNSET,
 };
 
 static struct options parsed; /* what the table stores into */
@@ -115,6 +116,9 @@ static const struct flag table[] = {
       &parsed.address, 0, 0 },
     { "elastic", 0, FLAG_BOOL, NULL, "micro-batches go to whoever asks; workers may come and go",
       &parsed.elastic, 0, 0 },
+    { "verify-every", 0, FLAG_U64, "N",
+      "with --elastic: in each Nth step two workers compute one micro-batch; 0: never (0)",
+      &parsed.verify_every, 0, INTEGER_MAX },
     { "json", 0, FLAG_STRING, "FILE", "one JSON object per step with its timings (rank 0)",
       &parsed.json, 0, 0 },
     { "strategy", 0, FLAG_STRING, "NAME", "what a worker holds: ddp, zero1, zero2 or zero3 (zero3)",
@@ -162,6 +166,11 @@ static const struct flag table[] = {
     { "inject-overflow", 0, FLAG_U64, "STEP",
       "test aid: make one gradient of that step infinite; 0: never (0)", &parsed.inject_overflow, 0,
       INTEGER_MAX },
+    { "flip-bit", 0, FLAG_U64, "STEP",
+      "test aid: from that step on a bit of each micro-batch's gradient is wrong; 0: never (0)",
+      &parsed.flip_bit, 0, INTEGER_MAX },
+    { "flip-rank", 0, FLAG_U64, "N", "of this worker; given together with --flip-bit",
+      &parsed.flip_rank, 0, UINT32_MAX },
     { "stop-rank", 0, FLAG_U64, "N", "test aid: this worker leaves early, the others take over",
       &parsed.stop_rank, 1, UINT32_MAX },
     { "stop-at", 0, FLAG_U64, "STEP", "after this step; given together with --stop-rank (0)",
@@ -446,6 +455,25 @@ static int check_stop(struct options *o, const int *words, struct shd_err *e)
     return SHD_OK;
 }
 
+static int check_verify(struct options *o, const int *words, struct shd_err *e)
+{
+    (void)words;
+    if (o->verify_every > 0 && o->standalone)
+        return err_set(e, SHD_EINVAL,
+                       "--verify-every with --standalone: there is one worker, and nobody to "
+                       "compare it with");
+    if (o->verify_every > 0 && !o->elastic && !o->evaluate && !o->print_spec)
+        return err_set(e, SHD_EINVAL,
+                       "--verify-every without --elastic: a fixed share is computed by nobody "
+                       "else; add --elastic");
+    if ((o->flip_bit > 0) != (o->flip_rank != UINT64_MAX))
+        return err_set(e, SHD_EINVAL,
+                       "--flip-bit and --flip-rank go together: from which step on, and who");
+    if (o->flip_bit > 0 && strcmp(o->device, "host") != 0)
+        return err_set(e, SHD_EINVAL, "--flip-bit is for --device host: a GPU's array is not ours");
+    return SHD_OK;
+}
+
 /* -- Precision ------------------------------------------------------------------------------- */
 
 static int check_gemm(struct options *o, enum shd_dtype publish, int bf16, struct shd_err *e)
@@ -563,7 +591,8 @@ static int check_device(struct options *o, const int *words, struct shd_err *e)
 static int options_check(struct options *o, struct shd_err *e)
 {
     static int (*const checks[])(struct options *, const int *words, struct shd_err *) = {
-        check_model, check_schedule, check_accumulate, check_stop, check_precision, check_device,
+        check_model,  check_schedule,  check_accumulate, check_stop,
+        check_verify, check_precision, check_device,
     };
     int words[CHOICES] = { 0 };
     int r = check_words(o, words, e);

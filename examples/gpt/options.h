@@ -16,6 +16,7 @@ struct options {
     uint64_t layers, dim, heads, seq;
     uint64_t batch;         /* sequences of a micro-batch */
     uint64_t micro_batches; /* of a step, over all workers */
+    uint64_t verify_every;  /* elastic: of so many steps one is verified; 0: none */
     uint64_t steps;
     const char *optimizer;
     double lr, min_lr, weight_decay, clip, ema;
@@ -40,10 +41,11 @@ struct options {
     uint64_t experts, adapters;              /* 0: none */
     double fetch_delay_ms;
     /* For tests. */
-    uint64_t inject_overflow;    /* spoil one gradient of this step, 1..; 0: never */
-    double slow;                 /* compute takes so many times as long; 1: as it is */
-    uint64_t slow_rank;          /* of this worker only; UINT64_MAX: of all */
-    uint64_t stop_rank, stop_at; /* that worker leaves after so many steps; at 0: none does */
+    uint64_t inject_overflow;     /* spoil one gradient of this step, 1..; 0: never */
+    double slow;                  /* compute takes so many times as long; 1: as it is */
+    uint64_t slow_rank;           /* of this worker only; UINT64_MAX: of all */
+    uint64_t flip_bit, flip_rank; /* from that step on, that worker computes wrongly; 0: never */
+    uint64_t stop_rank, stop_at;  /* that worker leaves after so many steps; at 0: none does */
     /* From the environment. */
     uint32_t rank, world;
     /* Derived by options_check(). */

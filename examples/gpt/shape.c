@@ -441,8 +441,11 @@ char *gpt_spec_json(const struct gpt_shape *shape, const struct gpt_spec *spec)
         spec->weight_decay, "name", "plain", "weight_decay", 0.0, "units", spec_units(shape));
     if (root == NULL)
         return NULL;
-    if (spec->accumulate > 1 &&
-        json_object_set_new(root, "accumulate", json_integer(spec->accumulate)) != 0) {
+    if ((spec->accumulate > 1 &&
+         json_object_set_new(root, "accumulate", json_integer(spec->accumulate)) != 0) ||
+        (spec->verify_every > 0 &&
+         json_object_set_new(root, "verify_every", json_integer((json_int_t)spec->verify_every)) !=
+             0)) {
         json_decref(root);
         return NULL;
     }

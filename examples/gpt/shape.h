@@ -141,6 +141,7 @@ struct gpt_spec {
     const char *optimizer; /* "adamw", "sgd" or "lion" */
     uint64_t seed;
     uint32_t micro_batches, accumulate;
+    uint64_t verify_every;              /* 0: never */
     enum shd_dtype publish, grad_dtype; /* 0: fp32 */
     double weight_decay;                /* of matrices; biases and norms have none */
     double ema;                         /* of parameters, its decay; 0: none */

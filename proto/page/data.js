@@ -148,6 +148,7 @@ function mergedWorkers() {
 const newWorker = (key, s) => ({
   key, pid: s.pid || 0, uid: s.uid, name: text(s.name), role: text(s.role), state: text(s.state),
   devices: [], paths: new Set(), leases: new Set(), slots: 0, slots_waiting: 0, pending: 0, age_s: 0,
+  compared: 0, differences: 0, suspect: false,
     now: null, unit: null,
 });
 
@@ -170,9 +171,19 @@ function addSession(w, d, s) {
     w.now = s.now;
     w.unit = unitName(d, s.now.unit);
   }
-  for (const m of list(d.models))
+  for (const m of list(d.models)) {
     for (const lease of list(m.leases))
       if (lease.session === s.id) w.leases.add(lease.group + (lease.backup ? " (backup)" : ""));
+    for (const v of list(object(m.verify).workers))
+      if (v.pid === s.pid) addVerified(w, v);
+  }
+}
+
+/* Each owner compares its own slices: what one has found is a fault. */
+function addVerified(w, v) {
+  w.compared = Math.max(w.compared, v.compared || 0);
+  w.differences = Math.max(w.differences, v.differences || 0);
+  w.suspect = w.suspect || v.suspect === true;
 }
 
 function bytesOf(d) {

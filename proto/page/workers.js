@@ -213,6 +213,13 @@ function nowText({ now, unit }) {
 
 const stateTone = (s) => ({ running: "ok", sleeping: "", stopped: "bad", gone: "bad" })[s] ?? "";
 
+/* Copies of gradients compared with another worker's, and how many differed. */
+function verifiedChips({ compared, differences, suspect }) {
+  const all = compared > 0 ? [["", count(compared) + " compared"]] : [];
+  if (differences > 0) all.push([suspect ? "bad" : "warn", count(differences) + " differ"]);
+  return all;
+}
+
 const workerColumns = [
   { head: "pid", cls: "num", fill: (c, w) => setText(c, w.pid ? String(w.pid) : NONE) },
   { head: "Name", cls: "wrap", fill: (c, w) => setText(c, w.name) },
@@ -220,6 +227,7 @@ const workerColumns = [
   { head: "Does now", cls: "doing full", fill: (c, w) => setText(c, nowText(w)) },
   { head: "Since", cls: "num", fill: (c, w) => setText(c, w.now ? duration(w.now.since_s) : NONE) },
   { head: "Leases", fill: (c, w) => setText(c, [...w.leases].join(", ") || NONE) },
+  { head: "Verified", fill: (c, w) => chips(c, verifiedChips(w)) },
   { head: "Slots in use", cls: "num", fill: (c, w) => setText(c, w.slots ? count(w.slots_waiting) +
     " of " + count(w.slots) : NONE) },
   { head: "Pending", cls: "num", fill: (c, w) => setText(c, count(w.pending)) },

@@ -47,6 +47,9 @@ static const struct {
       "another spec (shardctl restore --weights)" },
     { "accumulate", "the owners' memory is laid out by it; restore the weights into a model with "
                     "another spec (shardctl restore --weights)" },
+    { "verify_every",
+      "it is part of the spec; restore the weights into a model with another one (shardctl restore "
+      "--weights)" },
     { "publish",
       "workers have mapped the parameters in that type; restore the weights into a model "
       "with another spec (shardctl restore --weights)" },

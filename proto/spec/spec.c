@@ -298,6 +298,7 @@ int spec_compare(const struct spec *open, const struct spec *asked, struct shd_e
     same_u64(&c, open->seed, asked->seed, "seed");
     same_u64(&c, open->micro_batches, asked->micro_batches, "micro_batches");
     same_u64(&c, open->accumulate, asked->accumulate, "accumulate");
+    same_u64(&c, open->verify_every, asked->verify_every, "verify_every");
     same_text(&c, dtype_name(open->publish), dtype_name(asked->publish), "publish");
     same_text(&c, dtype_name(open->grad_dtype), dtype_name(asked->grad_dtype), "grad_dtype");
     same_real(&c, open->ema, asked->ema, "ema");

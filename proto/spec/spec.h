@@ -77,6 +77,7 @@ struct spec {
     uint64_t seed;
     uint32_t micro_batches;    /* M, 1..SHD_MICROS_MAX */
     uint32_t accumulate;       /* micro-batches per returned gradient; divides micro_batches */
+    uint64_t verify_every;     /* of these steps, one group is computed by two workers; 0: never */
     enum shd_dtype publish;    /* what workers read */
     enum shd_dtype grad_dtype; /* of gradients as workers return them; default fp32 */
     enum spec_optimizer optimizer;

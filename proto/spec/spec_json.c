@@ -513,9 +513,10 @@ static int parse_ema(struct parser *p, const struct node *root)
 
 static int parse_root(struct parser *p, const struct node *root)
 {
-    static const char *const known[] = { "name",    "seed",       "micro_batches", "accumulate",
-                                         "publish", "grad_dtype", "optimizer",     "ema",
-                                         "groups",  "units",      "ema_warmup",    "guard" };
+    static const char *const known[] = { "name",        "seed",       "micro_batches", "accumulate",
+                                         "publish",     "grad_dtype", "optimizer",     "ema",
+                                         "groups",      "units",      "ema_warmup",    "guard",
+                                         "verify_every" };
     struct spec *s = p->spec;
     int r = node_object(root, known, ARRAY_SIZE(known), p->e);
     if (r != SHD_OK)
@@ -523,6 +524,7 @@ static int parse_root(struct parser *p, const struct node *root)
     const struct node name = node_field(root, "name"), seed = node_field(root, "seed");
     const struct node micros = node_field(root, "micro_batches");
     const struct node accumulate = node_field(root, "accumulate");
+    const struct node verify = node_field(root, "verify_every");
     const struct node publish = node_field(root, "publish"), groups = node_field(root, "groups");
     const struct node grad_dtype = node_field(root, "grad_dtype");
     const struct node optimizer = node_field(root, "optimizer"), units = node_field(root, "units");
@@ -536,6 +538,8 @@ static int parse_root(struct parser *p, const struct node *root)
     s->micro_batches = (uint32_t)micro_batches;
     if (r == SHD_OK)
         r = parse_accumulate(p, &accumulate);
+    if (r == SHD_OK && verify.json != NULL)
+        r = node_u64(&verify, 0, INT64_MAX, &s->verify_every, p->e);
     if (r == SHD_OK)
         r = parse_dtype(p, &publish, &s->publish);
     if (r == SHD_OK)

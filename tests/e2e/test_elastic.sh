@@ -237,10 +237,50 @@ slow_rank_0_tells_all() {
     echo "  rank 0 is slow: a line and a row of each step"
 }
 
+# Copies are compared beside all that happens to workers: no bit differs, and nobody is named.
+verified_with_a_stop() {
+    begin 3 --verify-every 2
+    local pid
+    go_on 5
+    pid=$(rank_pid 2)
+    kill -STOP "$pid"
+    go_on 10
+    kill -CONT "$pid"
+    joins=0
+    joins_one
+    kill -KILL "$(rank_pid 1)"
+    go_on 5
+    end_same "every second step is verified"
+    if grep -q "op=verify" "$work/err"; then
+        fail "a worker was named that computes right"
+    fi
+}
+
+# From step 11 on the worker of rank 1 flips a bit in each micro-batch; steps 15, 20, ... are verified.
+wrong_worker_is_named() {
+    begin 3 --verify-every 5 --flip-bit 11 --flip-rank 1
+    local pid line
+    pid=$(rank_pid 1)
+    until_so "the wrong worker to be named" said "op=verify*(pid $pid) is wrong" 1
+    line=$(grep -m 1 "op=verify" "$work/err")
+    echo "  named: $line"
+    [[ $line == *" pid=$pid "* || $line == *" other_pid=$pid "* ]] || fail "it is not of rank 1, pid $pid"
+    [[ $line == *" unit=head "* && $line == *" step="[0-9]*[49]" "* ]] || fail "unit or step"
+    "$bin/shardctl" status --runtime-dir "$(address)" >"$work/status" 2>&1 || true
+    grep -q "WRONG GRADIENT: .*(pid $pid).* differ in unit head, micro-batch [0-3] of step" "$work/status" ||
+        fail "status: $(cat "$work/status")"
+    kill -TERM "$run"
+    wait "$run" || true
+    run=
+    echo "  a worker that computes wrongly is named"
+}
+
 come_and_go
 slow_rank_0_tells_all
 stop_and_go_on
 stop_to_the_end
+verified_with_a_stop
+wrong_worker_is_named
 come_and_go --path copy --precision bf16
 come_and_go --accumulate local:2
 echo "all in $SECONDS s"

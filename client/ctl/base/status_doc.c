@@ -71,6 +71,29 @@ static void read_settings(const json_t *s, struct doc_model *m)
     }
 }
 
+static void read_verified(const json_t *j, struct doc_model *m)
+{
+    const json_t *last = json_array_get(json_object_get(j, "recent"), 0);
+    const json_t *workers = json_object_get(last, "workers");
+    const json_t *a = json_array_get(workers, 0), *b = json_array_get(workers, 1);
+    char name[2][DOC_NAME_BYTES], unit[DOC_NAME_BYTES];
+    m->compared = number(j, "compared");
+    m->differences = number(j, "differences");
+    if (last == NULL)
+        return;
+    TEXT(a, "name", name[0]);
+    TEXT(b, "name", name[1]);
+    TEXT(last, "unit", unit);
+    const double wrong = number(last, "wrong_pid");
+    const int used = snprintf(m->differ, sizeof(m->differ),
+                              "%.24s (pid %.0f) and %.24s (pid %.0f) differ in unit %s, "
+                              "micro-batch %.0f of step %.0f",
+                              name[0], number(a, "pid"), name[1], number(b, "pid"), unit,
+                              number(last, "micro"), number(last, "step"));
+    if (!isnan(wrong) && used > 0 && (size_t)used < sizeof(m->differ))
+        snprintf(m->differ + used, sizeof(m->differ) - (size_t)used, ": pid %.0f is wrong", wrong);
+}
+
 static void read_model(const json_t *j, const json_t *none, void *item)
 {
     struct doc_model *m = item;
@@ -104,6 +127,7 @@ static void read_model(const json_t *j, const json_t *none, void *item)
     m->loss = number(j, "loss");
     m->norm = number(j, "grad_norm");
     read_settings(json_object_get(j, "settings"), m);
+    read_verified(json_object_get(j, "verify"), m);
 }
 
 double doc_bytes(const struct doc *d, double ret_kinds[DOC_MEMORY])

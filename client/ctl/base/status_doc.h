@@ -29,6 +29,8 @@ struct doc_model {
     char name[DOC_NAME_BYTES], phase[DOC_WORD_BYTES];
     char checkpoint[DOC_NAME_BYTES]; /* "writing step 12: 40 %"; "": none */
     char settings[DOC_TEXT_BYTES];   /* "lr_scale.decay=0.5 since step 10"; "": nothing is set */
+    char differ[DOC_TEXT_BYTES];     /* the last two copies of a gradient that did; "": none */
+    double compared, differences;    /* such pairs; NAN: none are verified */
     double written, to_write;        /* bytes, of the checkpoint; NAN: none */
     double step, owner, owners, units, micro_batches;
     double expected, returned, waiting;

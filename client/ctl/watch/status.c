@@ -147,6 +147,17 @@ static const char *cell_returned(const struct doc_model *m, char *buf)
 
 /* -- One daemon ------------------------------------------------------------------------------ */
 
+static void show_verified(const struct doc_model *m, FILE *out)
+{
+    char compared[TEXT_BYTES], differ[TEXT_BYTES];
+    if (isnan(m->compared))
+        return;
+    fprintf(out, "  verified in %s: %s pairs compared, %s differ\n", or_dash(m->name),
+            text_count(m->compared, compared), text_count(m->differences, differ));
+    if (m->differ[0] != '\0')
+        fprintf(out, "  WRONG GRADIENT: %s\n", m->differ);
+}
+
 static void show_models(const struct doc *d, FILE *out)
 {
     static const char *const headings[] = { "MODEL",   "STEP",     "PHASE",  "OWNER",
@@ -171,6 +182,8 @@ static void show_models(const struct doc *d, FILE *out)
     for (uint32_t i = 0; i < d->model_count; i++)
         if (d->models[i].settings[0] != '\0')
             fprintf(out, "  set in %s: %s\n", or_dash(d->models[i].name), d->models[i].settings);
+    for (uint32_t i = 0; i < d->model_count; i++)
+        show_verified(&d->models[i], out);
 }
 
 static void show_sessions(const struct doc *d, FILE *out)

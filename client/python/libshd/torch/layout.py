@@ -167,15 +167,17 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, micro_batches: int,
-            publish: torch.dtype, grad_dtype: Optional[torch.dtype] = None) -> str:
+            publish: torch.dtype, grad_dtype: Optional[torch.dtype] = None,
+            verify_every: int = 0) -> str:
     """The model's specification, in JSON (docs/protocol.md)."""
     # Rates are those of each step, so the specification has none. As in PyTorch, what had no gradient stays.
     groups: list[dict[str, Any]] = [{'name': f'group{at}', 'idle': 'skip'}
                                     for at in range(len(optimizer.param_groups))]
     if any(part.group == len(groups) for unit in units for part in unit.parts):  # buffers: buffers_of()
         groups.append({'name': f'group{len(groups)}', 'optimizer': {'kind': 'mean'}})
+    verified = {'verify_every': verify_every} if verify_every else {}  # older daemons do not know the field
     return json.dumps({
-        'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[publish],
+        **verified, 'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[publish],
         'grad_dtype': DTYPES[grad_dtype or torch.float32], 'optimizer': optimizer_spec(optimizer), 'groups': groups,
         'units': [{'name': unit.name, 'tensors': [
             {'name': part.name, 'shape': shape_of(part.parameter), 'group': f'group{part.group}',

@@ -411,6 +411,7 @@ TEST(first_difference_is_named_with_both_values)
         { "'micro_batches': 4", "'micro_batches': 8", "micro_batches is 8, the open model has 4" },
         { "'micro_batches': 4", "'micro_batches': 4, 'accumulate': 2",
           "accumulate is 2, the open model has 1" },
+        { "'seed': 1", "'seed': 1, 'verify_every': 9", "verify_every is 9, the open model has 0" },
         { "[256, 128]", "[256, 128], 'trainable': false",
           "tensor 'wte': trainable is 'false', the open model has 'true'" },
         { "'f32'", "'bf16'", "publish is 'bf16', the open model has 'f32'" },
@@ -519,6 +520,26 @@ TEST(random_damage_is_never_more_than_an_error)
         free(json);
     }
     EXPECT(accepted > 100);
+}
+
+/* Builds that know nothing of it read all specs but those that have it. */
+TEST(verified_steps_are_written_where_there_are_any)
+{
+    struct spec *s = changed("'seed': 1", "'seed': 1, 'verify_every': 0");
+    char *json = dump(s);
+    EXPECT(s->verify_every == 0 && strstr(json, "verify") == NULL);
+    free(json);
+    spec_free(s);
+    s = changed("'seed': 1", "'seed': 1, 'verify_every': 100");
+    EXPECT_EQ(s->verify_every, 100);
+    json = dump(s);
+    EXPECT_HAS(json, quoted("'verify_every':100"));
+    struct spec *again = parse(json);
+    struct shd_err e;
+    EXPECT_OK(spec_compare(s, again, &e), &e);
+    free(json);
+    spec_free(again);
+    spec_free(s);
 }
 
 /* -- Frozen units and groups of micro-batches ------------------------------------------------- */

@@ -225,6 +225,8 @@ TEST(groups_and_frozen_tensors_are_checked)
 #define FROZEN "{'name':'b','shape':[1],'trainable':false}"
     static const struct bad cases[] = {
         { "'accumulate':0," SMALL_UNITS, SHD_ERANGE, "accumulate is 0" },
+        { "'verify_every':-1," SMALL_UNITS, SHD_ERANGE, "verify_every is -1" },
+        { "'verify_every':true," SMALL_UNITS, SHD_EINVAL, "verify_every must be" },
         { "'accumulate':7," SMALL_UNITS, SHD_ERANGE, "accumulate is 7" },
         { "'accumulate':4," SMALL_UNITS, SHD_EINVAL, "4, must divide micro_batches (6)" },
         { "'units':[{'name':'u','tensors':[{'name':'a','shape':[1],'trainable':1}]}]", SHD_EINVAL,
