@@ -62,7 +62,8 @@ enum shd_status {
     SHD_ENOTSUP = -15,   /* not supported here */
     SHD_EINTERNAL = -16, /* internal error */
     SHD_ECANCELED = -17, /* shd_options.idle broke the wait off: call again to go on */
-    SHD_ERESET = -18,    /* the open step was reset (shd_reset_step()): compute it again */
+    SHD_ERESET = -18,    /* the open step was reset (shd_reset_step()), or the model went back
+                          * (shd_model_rewind()): compute it again, at shd_step() */
     SHD_ESTOPPED = -19,  /* a guard has stopped training: shd_model_set() with guard=go-on */
 };
 struct shd_err {
@@ -393,6 +394,8 @@ struct shd_result {
     uint32_t guard; /* enum shd_guard: the rule that skipped the step */
     double guard_value; /* its norm or its loss (which may be NaN), */
     double guard_bound; /* and what that is above */
+    bool
+        rewound; /* shd_model_rewind(): what was computed counts for nothing, go on at shd_step() */
 };
 /* Wait until all units of all M micro-batches are in, then apply their mean gradient. Every worker
  * calls it with the same update; the first decision to arrive counts, on all owners. Returns once
@@ -593,6 +596,37 @@ SHD_API int shd_model_drop(shd_session *s, const char *name, const struct shd_dr
  * SHD_ENOMEM; SHD_ENOTSUP a daemon of an older version; SHD_EINVAL the name; SHD_ESTEP steps are
  * too quick. */
 SHD_API int shd_model_fork(shd_model *m, const char *name, uint64_t *ret_step, struct shd_err *e);
+
+/* Snapshots: exactly one step (parameters, moments, counts, the last decision, the blob, what is
+ * set), kept in the owners' memory while training goes on, through restarts of daemons. Each takes
+ * as much memory as the state (docs/states.md). Of all that there are the last `keep` stay, 2 at
+ * first. */
+#define SHD_SNAPSHOTS_MAX 8
+struct shd_snapshot_row {
+    size_t size; /* of the first in a list, by the caller: that of each */
+    uint64_t step;
+    uint64_t bytes;   /* of all owners */
+    uint64_t time_ns; /* when, since 1970 */
+};
+/* Keep the open step, or the first possible after it, which *ret_step (may be NULL) is. Errors:
+ * SHD_ENOMEM the owners have no room; SHD_ENOTSUP "local:", a daemon of an older version, or a
+ * model that was opened by one. */
+SHD_API int shd_snapshot(shd_model *m, uint64_t *ret_step, struct shd_err *e);
+/* From here on keep each step that is a multiple of `every` (0: none by itself), and the last
+ * `keep` of all, at most SHD_SNAPSHOTS_MAX - 1 (0: as it is). */
+SHD_API int shd_snapshot_every(shd_model *m, uint64_t every, uint32_t keep, struct shd_err *e);
+/* Those that all owners have, ascending: up to room rows; *ret_count of them there are. */
+SHD_API int shd_snapshots(shd_model *m, struct shd_snapshot_row *rows, uint32_t room,
+                          uint32_t *ret_count, struct shd_err *e);
+/* Go back to a snapshot, at all owners or, where this fails, at none: the model is at step `to`
+ * (SHD_REWIND_LATEST: that of the last one) as it was then, and the history after it is gone.
+ * Workers go on without a restart: shd_commit() and shd_run_step*() say `rewound`, other calls
+ * SHD_ERESET; shd_step() is where they are then, and what they had of the step before counts for
+ * nothing. What readers have pinned stays. Exact through kills; repeat it after an error. Errors:
+ * SHD_ENOENT there is no such snapshot; SHD_ESTEP other sessions rewind it; SHD_EBUSY a daemon is
+ * being drained; SHD_ENOTSUP as shd_snapshot(), or a worker of an older build trains it. */
+#define SHD_REWIND_LATEST UINT64_MAX
+SHD_API int shd_model_rewind(shd_model *m, uint64_t to, uint64_t *ret_step, struct shd_err *e);
 
 /* -- Looking --------------------------------------------------------------------------------- */
 /* SHA-256 of parameters and optimizer state, the same for any number of owners (docs/protocol.md),

@@ -18,6 +18,7 @@
 #include "client/paths/layout.h"
 #include "client/paths/look.h"
 #include "client/paths/map.h"
+#include "client/paths/rewind.h"
 #include "client/paths/turn.h"
 #include "client/session/activity.h"
 #include "client/session/hub.h"
@@ -74,6 +75,7 @@ static void make_commit(const struct round *round, const struct link *link,
         .decision = *d,
         .has_blob = has_blob,
     };
+    ret_request->commit.attempt = t->attempt;
     ret_request->commit.norm = turn_norm(t->m->map->turn);
     if (has_blob)
         ret_request->commit.blob = *t->blob;
@@ -219,7 +221,9 @@ static void take_in(struct shd_model *m)
 static void settled(struct shd_model *m, struct steps s)
 {
     const struct map_layout *ahead = &m->map->owners[s.ahead].layout;
+    uint64_t to;
     m->step = s.max;
+    m->map->rewound = rewind_newest(m, &to);
     if (ahead->decided)
         model_decided(m, &ahead->decision);
     take_in(m);
@@ -270,15 +274,30 @@ static int refresh(struct shd_model *m, struct shd_err *e)
     return r;
 }
 
+/* Has an owner answered before it went back, or has one not gone yet? Then they go together. */
+static int look_back(struct shd_model *m, bool *ret_again, struct shd_err *e)
+{
+    uint64_t to;
+    const int r = rewind_together(m, ret_again, e);
+    const uint64_t newest = rewind_newest(m, &to);
+    for (uint32_t i = 0; i < m->map->owner_count; i++)
+        *ret_again = *ret_again || m->map->owners[i].layout.attempt < newest;
+    return r;
+}
+
 int settle_steps(struct shd_model *m, struct shd_err *e)
 {
     struct steps s = find_steps(m->map), before = { UINT64_MAX, UINT64_MAX, 0, 0 };
-    for (uint32_t look = 0; s.min != s.max; look++) {
-        bool over = true;
-        int r = can_follow(m, s) ? pass_on(m, s, &over, e) : SHD_OK;
+    for (uint32_t look = 0;; look++) {
+        bool over = true, again = false;
+        int r = look_back(m, &again, e);
+        if (r == SHD_OK && !again && s.min == s.max)
+            break;
+        if (r == SHD_OK && !again && can_follow(m, s))
+            r = pass_on(m, s, &over, e);
         if (r == SHD_OK && !over)
             break;
-        if (r == SHD_OK && (same_steps(s, before) || look == LOOKS_MAX))
+        if (r == SHD_OK && ((!again && same_steps(s, before)) || look == LOOKS_MAX))
             r = err_apart(m, s, e);
         if (r == SHD_OK)
             r = refresh(m, e);

@@ -7,6 +7,7 @@
 #include "client/paths/map.h"
 #include "client/paths/order.h"
 #include "client/paths/place.h"
+#include "client/paths/rewind.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
 #include "kernels/cuda/stream.h"
@@ -232,8 +233,10 @@ int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
             return r;
     }
     while (!transfer_wait(m->copy->transfer, job, SLICE_NS)) {
-        const int r = hub_poll(m->session->hub, /* timeout_ns= */ 0, e);
+        int r = hub_poll(m->session->hub, /* timeout_ns= */ 0, e);
         activity_look(m);
+        if (r == SHD_OK)
+            r = rewind_seen(m, e);
         if (r != SHD_OK)
             return r;
         if (is_late(m, job, begin_ns, &start_ns))

@@ -100,6 +100,7 @@ struct map_model {
     uint64_t put_origin;     /* of the last put that was begun here */
     struct pinned *pinned;   /* owned by run/pin.c; NULL: nothing was pinned yet */
     uint64_t first;          /* owner 0's instance, once it has answered; 0: not known */
+    uint64_t rewound;        /* the attempt that began with the last rewind it knows of; 0: none */
 };
 
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "client/paths/map.h"
+#include "client/paths/rewind.h"
 #include "client/session/activity.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"
@@ -342,7 +343,8 @@ int mapped_wait_owner(struct shd_model *m, struct link *link, uint32_t unit, uin
     bool late = false;
     int r = SHD_PENDING;
     while (r == SHD_PENDING && !late)
-        r = mapped_sleep(m, link, unit, m->step, start_ns, &late, e);
+        if ((r = rewind_seen(m, e)) == SHD_OK) /* else it does not come */
+            r = mapped_sleep(m, link, unit, m->step, start_ns, &late, e);
     if (r == SHD_PENDING)
         return model_err_unpublished(m, link, unit, e);
     if (r != SHD_OK)

@@ -306,7 +306,8 @@ const struct control_ops control_remote = {
 static int check_step(const struct shd_model *m, const struct link *link,
                       const struct map_layout *layout, struct shd_err *e)
 {
-    if (layout->step >= m->step)
+    /* Where it went back, steps do; attempts do not. */
+    if (layout->step >= m->step || (m->in.attempt > 0 && layout->attempt > m->in.attempt))
         return SHD_OK;
     return link_err(link, SHD_ESTEP, e,
                     "came back with model '%s' at step %" PRIu64 ", this worker is at step %" PRIu64

@@ -7,6 +7,7 @@
 
 #include "client/paths/copy.h"
 #include "client/paths/path.h"
+#include "client/paths/rewind.h"
 #include "client/run/give.h"
 #include "client/run/hold.h"
 #include "client/run/policy.h"
@@ -294,6 +295,8 @@ int exec_begin(struct shd_model *m, const struct shd_compute *compute,
     if (r == SHD_OK && m->exec == NULL)
         r = exec_new(m->spec, &m->exec, e);
     if (r == SHD_OK)
-        *ret_run = (struct step_run){ .m = m, .exec = m->exec, .compute = c, .update = update };
+        *ret_run = (struct step_run){
+            .rewound = rewind_known(m), .m = m, .exec = m->exec, .compute = c, .update = update
+        };
     return r;
 }

@@ -37,6 +37,7 @@ struct exec {         /* of one model */
 };
 
 struct step_run {        /* one shd_run_step() */
+    uint64_t rewound;    /* rewind_known() when it began */
     struct shd_model *m; /* borrowed, as are the next four */
     struct exec *exec;
     const uint32_t *micros; /* [count] */

@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/paths/commit.h"
 #include "client/paths/path.h"
+#include "client/paths/rewind.h"
 #include "client/run/drop.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
@@ -28,9 +30,37 @@ static void say_reset(const struct shd_model *m)
                   .kind = SHD_EVENT_RESET, .daemon = "", .text = text, .step = m->step });
 }
 
+static void say_rewound(const struct shd_model *m)
+{
+    char text[80];
+    snprintf(text, sizeof text, "the model went back: it is at step %" PRIu64, m->step);
+    event_say(&m->session->hub->events,
+              &(struct shd_event){
+                  .kind = SHD_EVENT_RESET, .daemon = "", .text = text, .step = m->step });
+}
+
+/* Go to the step where the owners are now, all of them: what this worker had is of none. */
+static int go_back(struct shd_model *m, struct shd_err *e)
+{
+    const uint64_t from = m->step;
+    drop_step(m);
+    m->sealed = m->decided = false;
+    const int r = settle_catch_up(m, e);
+    if (r != SHD_OK)
+        return r;
+    model_step_over(m);
+    say_rewound(m);
+    return err_set(e, SHD_ERESET,
+                   "model '%s' went back: it is at step %" PRIu64
+                   ", and this worker was at step %" PRIu64 ": go on where it is",
+                   m->spec->name, m->step, from);
+}
+
 /* The board says nothing of a step that is over: then it is a later one that begins again. */
 int reset_look(struct shd_model *m, struct shd_err *e)
 {
+    if (m->map != NULL && rewind_seen(m, NULL) != SHD_OK)
+        return go_back(m, e);
     const uint64_t attempt = m->session->control->attempt(m);
     if (attempt <= m->in.attempt)
         return SHD_OK;

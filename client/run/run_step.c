@@ -10,11 +10,13 @@
  * the commit tells how the step ended. Reset, by another worker: the step is run again. */
 #include <inttypes.h>
 
+#include "client/paths/rewind.h"
 #include "client/run/drop.h"
 #include "client/run/follow.h"
 #include "client/run/grads.h"
 #include "client/run/lease.h"
 #include "client/run/policy.h"
+#include "client/run/reset.h"
 #include "client/run/stream.h"
 #include "proto/base/check.h"
 
@@ -153,6 +155,25 @@ static int check_micros(const struct shd_model *m, const uint32_t *micros, uint3
     return SHD_OK;
 }
 
+/* Is the step to be run again, as it was reset? Not where the model went back meanwhile: then the
+ * caller has to know where it is. A callback may have learned so by a call of its own. */
+static bool again(struct step_run *run, int *r, struct shd_err *e)
+{
+    const bool told = *r == SHD_EINTERNAL && rewind_known(run->m) != run->rewound;
+    if (*r != SHD_ERESET && !told)
+        return false;
+    const int looked = reset_look(run->m, e);
+    if (looked != SHD_OK && looked != SHD_ERESET) {
+        *r = looked;
+        return false;
+    }
+    if (rewind_known(run->m) == run->rewound)
+        return true;
+    run->result = (struct shd_result){ .step = run->m->step, .rewound = true };
+    *r = SHD_OK;
+    return false;
+}
+
 int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
                  const struct shd_compute *compute, const struct shd_update *update,
                  struct shd_result *ret_result, struct shd_err *e)
@@ -166,7 +187,7 @@ int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
     const bool good = r == SHD_OK;
     do
         r = good ? run_all(&run, micros, count, e) : r;
-    while (good && r == SHD_ERESET);
+    while (good && again(&run, &r, e));
     if (r == SHD_OK)
         sized_give(ret_result, &run.result);
     return r;
@@ -229,7 +250,7 @@ int shd_run_step_elastic(shd_model *m, const struct shd_compute *compute,
     const bool good = r == SHD_OK;
     do
         r = good ? run_elastic(&run, e) : r;
-    while (good && r == SHD_ERESET);
+    while (good && again(&run, &r, e));
     if (r == SHD_OK)
         sized_give(ret_result, &run.result);
     return r;

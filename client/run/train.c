@@ -8,6 +8,7 @@
 
 #include "client/paths/order.h"
 #include "client/paths/path.h"
+#include "client/paths/rewind.h"
 #include "client/run/gaps.h"
 #include "client/run/give.h"
 #include "client/run/grads.h"
@@ -57,7 +58,7 @@ int shd_acquire(shd_model *m, uint32_t unit, const void **ret_params, struct shd
     r = hold_acquire(m, unit, e);
     if (r != SHD_OK) {
         hold_let_go(m, unit);
-        return r;
+        return r == SHD_ERESET ? reset_look(m, e) : r;
     }
     if (ret_params != NULL)
         *ret_params = m->reader->params(m, unit);
@@ -404,8 +405,14 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
     const struct decide_args args = decide_args(m, &u);
     const struct wire_bytes blob = { u.blob, u.blob_bytes };
     const uint64_t start_ns = clock_now_ns();
+    const uint64_t rewound = rewind_known(m);
     r = commit_or_look(m, &args, u.blob != NULL ? &blob : NULL, &decided, e);
     m->session->wait_ns += clock_now_ns() - start_ns;
+    if (r == SHD_ERESET && rewind_known(m) != rewound) {
+        const struct shd_result back = { .step = m->step, .rewound = true };
+        sized_give(ret_result, &back);
+        return SHD_OK;
+    }
     if (r != SHD_OK)
         return r;
     struct shd_result result = { .step = m->step,

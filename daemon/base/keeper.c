@@ -22,8 +22,19 @@
 #define PART_AT     17u /* after its digits */
 
 static const char *const part_names[KEEPER_PARTS] = {
-    [KEEPER_LEDGER] = "-ledger", [KEEPER_STATE] = "-state", [KEEPER_SPILL] = "-spill",
-    [KEEPER_SPARE] = "-spare",   [KEEPER_PUT] = "-put",
+    [KEEPER_LEDGER] = "-ledger",
+    [KEEPER_STATE] = "-state",
+    [KEEPER_SPILL] = "-spill",
+    [KEEPER_SPARE] = "-spare",
+    [KEEPER_PUT] = "-put",
+    "-snap0",
+    "-snap1",
+    "-snap2",
+    "-snap3",
+    "-snap4",
+    "-snap5",
+    "-snap6",
+    "-snap7",
 };
 
 static void make_name(char name[NAME_BYTES], uint64_t instance, enum keeper_part part)
@@ -165,6 +176,8 @@ void keeper_remove(const struct keeper *k, uint64_t instance)
 {
     static const enum keeper_part order[] = { KEEPER_PUT, KEEPER_SPARE, KEEPER_SPILL, KEEPER_STATE,
                                               KEEPER_LEDGER };
+    for (int i = 0; i < KEEPER_SNAPSHOTS && k->notify; i++)
+        remove_part(instance, (enum keeper_part)(KEEPER_SNAPSHOT + i));
     for (size_t i = 0; i < ARRAY_SIZE(order) && k->notify; i++)
         remove_part(instance, order[i]);
 }

@@ -3,8 +3,8 @@
  * all of them to a successor, FDSTOREREMOVE=1 takes one out.
  *
  * A model's descriptors are named after its instance: m<16 hex digits>-ledger, -state, -spill,
- * -spare, -put. The ledger goes in first and out last, so that whatever lies there without one is
- * not ours.
+ * -spare, -put, -snap0 to -snap7. The ledger goes in first and out last, so that whatever lies
+ * there without one is not ours.
  *
  * Failure modes: no manager (NOTIFY_SOCKET is not set): nothing is stored, state dies with the
  * process, and Status says so. A manager that does not take a descriptor in time: an error to who
@@ -25,8 +25,10 @@ enum keeper_part {
     KEEPER_SPILL,
     KEEPER_SPARE,
     KEEPER_PUT,
-    KEEPER_PARTS
+    KEEPER_SNAPSHOT, /* the first of KEEPER_SNAPSHOTS */
+    KEEPER_PARTS = KEEPER_SNAPSHOT + 8
 };
+#define KEEPER_SNAPSHOTS (KEEPER_PARTS - KEEPER_SNAPSHOT)
 
 struct keeper_group { /* of one model, from a predecessor */
     uint64_t instance;

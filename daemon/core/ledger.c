@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/core/ledger_guard.h"
+#include "daemon/core/ledger_rewind.h"
 #include "daemon/core/ledger_set.h"
 #include "proto/base/check.h"
 #include "proto/share/history.h"
@@ -54,8 +55,9 @@ static uint64_t place_parts(struct ledger_head *h)
         at = layout_align(at + parts[i].bytes, PART_ALIGN);
     }
     at = layout_align(at + history_bytes, PART_ALIGN) + more_bytes;
-    at = layout_align(at, PART_ALIGN) + set_bytes;
-    return layout_align(layout_align(at, PART_ALIGN) + guard_bytes, SHD_PAGE_BYTES);
+    at = layout_align(layout_align(at, PART_ALIGN) + set_bytes, PART_ALIGN);
+    at = layout_align(at + guard_bytes, PART_ALIGN);
+    return layout_align(at + (h->version < 7 ? 0 : sizeof(struct ledger_rewind)), SHD_PAGE_BYTES);
 }
 
 /* Limits that keep place_parts() far from overflow. */
@@ -130,8 +132,11 @@ static void point_to_parts(struct ledger *l, void *memory)
     const uint64_t set_at = layout_align(more_at + 2 * sizeof *l->more, PART_ALIGN);
     if (h->version >= 6)
         l->set = (void *)(base + set_at);
-    if (h->version >= 7)
-        l->guard = (void *)(base + layout_align(set_at + sizeof *l->set, PART_ALIGN));
+    if (h->version < 7)
+        return;
+    const uint64_t guard_at = layout_align(set_at + sizeof *l->set, PART_ALIGN);
+    l->guard = (void *)(base + guard_at);
+    l->rewind = (void *)(base + layout_align(guard_at + sizeof *l->guard, PART_ALIGN));
 }
 
 void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shape)
@@ -206,6 +211,14 @@ uint64_t ledger_committed_round(const struct ledger *l)
     const uint64_t commits = atomic_load_explicit(&l->head->commits, memory_order_relaxed);
     CHECK(commits > 0);
     return commits - 1 + (l->head->version < 4 ? 0 : l->head->resets_at[commits & 1]);
+}
+
+bool ledger_rewinding(const struct ledger *l, uint64_t *ret_step)
+{
+    if (l->rewind == NULL || atomic_load_explicit(&l->rewind->under_way, memory_order_acquire) == 0)
+        return false;
+    *ret_step = l->rewind->step;
+    return true;
 }
 
 uint64_t ledger_unit_updates(const struct ledger *l, uint32_t unit)
@@ -525,6 +538,22 @@ static int check_guard(const struct ledger *l, uint64_t commits, struct shd_err 
                    (uint64_t)atomic_load(&l->guard->go_on), commits);
 }
 
+/* While one is under way only where it goes counts. */
+static int check_rewind(const struct ledger *l, uint64_t commits, struct shd_err *e)
+{
+    const struct ledger_rewind *r = l->rewind;
+    const uint64_t under_way = r != NULL ? atomic_load(&r->under_way) : 0;
+    if (r == NULL || (under_way <= 1 && atomic_load(&r->last) <= LEDGER_RESETS_MAX + 1 &&
+                      ledger_snapshot_keep(atomic_load(&r->options)) < LEDGER_SNAPSHOTS &&
+                      (under_way == 0 || (r->step <= LEDGER_STEP_MAX && r->attempt > 0 &&
+                                          r->attempt - 1 <= LEDGER_RESETS_MAX))))
+        return SHD_OK;
+    return err_set(e, SHD_ESEGMENT,
+                   "ledger's rewind %" PRIu64 " goes to step %" PRIu64 ", attempt %" PRIu64
+                   " (last %" PRIu64 "), after %" PRIu64 " commits",
+                   under_way, r->step, r->attempt, (uint64_t)atomic_load(&r->last), commits);
+}
+
 /* A build of version 3 could not reset a step, and may have answered Prepare without saying so. */
 void ledger_renew(struct ledger *l)
 {
@@ -563,7 +592,14 @@ int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err 
     if (commits > LEDGER_STEP_MAX || atomic_load(&h->ready) > 1)
         return err_set(e, SHD_ESEGMENT, "ledger has %" PRIu64 " commits and is ready %" PRIu64,
                        commits, (uint64_t)atomic_load(&h->ready));
-    r = check_resets(&found, commits, e);
+    uint64_t to;
+    r = check_rewind(&found, commits, e);
+    if (r == SHD_OK && ledger_rewinding(&found, &to)) {
+        *l = found; /* the rest is written anew, and looked at then */
+        return SHD_OK;
+    }
+    if (r == SHD_OK)
+        r = check_resets(&found, commits, e);
     if (r == SHD_OK)
         r = check_record(&found, commits, e);
     if (r == SHD_OK)

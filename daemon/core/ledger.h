@@ -26,6 +26,8 @@
  *   history.tag       the row of a step is there; it counts when the step is committed
  *   set.given         so many changes of settings were given; set.kept[given & 1] is what is kept
  *   guard.go_on       what a guard stopped up to there is trained again; guard.record as record
+ *   rewind.under_way  a snapshot is being copied back: nothing else counts until it is
+ * (step_rewind.h)
  *
  * Words that belong to a round carry it, and no two attempts at a step, or steps, have the same: so
  * nothing has to be cleared when the next one begins, or the same one begins again. A
@@ -49,19 +51,21 @@
 
 #define LEDGER_MAGIC UINT64_C(0x31726764656c6873) /* "shledgr1" */
 #define LEDGER_VERSION \
-    7u /* without 6: guard; 5: settings; 4: counts; 3: resets; 2: more; 1: history */
+    7u /* without 6: guard, rewinds; 5: settings; 4: counts; 3: resets; 2: more; 1: history */
 #define LEDGER_ONE_COUNT  4u /* the version of one with one count of updates for all units */
 #define LEDGER_NAME_BYTES 128u
 #define LEDGER_BLOB_BYTES ((uint64_t)768 * 1024)
 #define LEDGER_METRICS    4u
 #define LEDGER_CELLS_MAX  (UINT64_C(1) << 24) /* units x micro-batches */
-#define LEDGER_HISTORY    65537u              /* HISTORY_SLOTS: of a daemon's ledgers */
+#define LEDGER_SNAPSHOTS  8u     /* that an owner can have, one of them in the making */
+#define LEDGER_HISTORY    65537u /* HISTORY_SLOTS: of a daemon's ledgers */
 /* The trail's numbers of operations are enough for so many steps and resets. */
 #define LEDGER_STEP_MAX   ((UINT64_C(1) << 33) - 1)
 #define LEDGER_RESETS_MAX (UINT64_C(1) << 32)
 
 struct history_slot;
 struct ledger_guard;
+struct ledger_rewind;
 struct ledger_set;
 
 struct ledger_decision { /* of a decision what every version of a ledger has */
@@ -151,6 +155,7 @@ struct ledger {
     struct ledger_more *more;     /* [2], as records, behind that; NULL: an older version's */
     struct ledger_set *set;       /* ledger_set.h, behind that; NULL: likewise */
     struct ledger_guard *guard;   /* ledger_guard.h, behind that; NULL: likewise */
+    struct ledger_rewind *rewind; /* ledger_rewind.h, behind that; NULL: likewise */
 };
 
 struct ledger_shape {
@@ -207,6 +212,9 @@ uint64_t ledger_committed_round(const struct ledger *l);
 /* Resets so far, and whether there can be more: not in a ledger of an older version. */
 uint64_t ledger_resets(const struct ledger *l);
 bool ledger_resets_room(const struct ledger *l);
+
+/* Is a rewind (step_rewind.h) under way, and where does it go? Then nothing else counts. */
+bool ledger_rewinding(const struct ledger *l, uint64_t *ret_step);
 
 /* Of a ledger of an older version all units have the model's count. */
 static inline bool ledger_counts_units(const struct ledger *l)

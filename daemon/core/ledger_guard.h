@@ -12,11 +12,13 @@ struct ledger_veto {
     double value, bound;
 };
 
+struct ledger_guarded {
+    struct ledger_veto last;    /* of the decision; `what` 0: the guard did not skip it */
+    struct ledger_veto stopped; /* the last one that stopped training */
+};
+
 struct ledger_guard {
-    struct {
-        struct ledger_veto last;    /* of the decision; `what` 0: the guard did not skip it */
-        struct ledger_veto stopped; /* the last one that stopped training */
-    } record[2];                    /* as ledger_head.record */
+    struct ledger_guarded record[2]; /* as ledger_head.record */
     _Alignas(
         64) _Atomic uint64_t go_on; /* what was stopped with so many commits is trained again */
 };

@@ -413,9 +413,12 @@ uint64_t step_attempt(const struct step *s)
 enum step_when step_when(const struct step *s, uint64_t step, uint64_t attempt)
 {
     const uint64_t now = step_attempt(s);
-    if (attempt == 0 || attempt == now || step != step_collecting(s))
+    const uint64_t collecting = step_collecting(s);
+    if (attempt == 0 || attempt == now || step < collecting)
         return STEP_WHEN_NOW;
-    return attempt < now ? STEP_WHEN_PAST : STEP_WHEN_AHEAD;
+    if (attempt < now)
+        return STEP_WHEN_PAST; /* a later step: the model went back since */
+    return step == collecting ? STEP_WHEN_AHEAD : STEP_WHEN_NOW;
 }
 
 uint64_t step_updates(const struct step *s)

@@ -23,6 +23,7 @@
 #include "daemon/model/model.h"
 #include "daemon/model/model_unit.h"
 #include "daemon/model/put.h"
+#include "daemon/model/snapshots.h"
 #include "daemon/model/spill.h"
 #include "kernels/kern.h"
 #include "proto/base/failpoint.h"
@@ -137,6 +138,9 @@ static int plan_model(const struct daemon *d, const struct ledger *l, struct mod
 /* Gradients that the ledger says are spilled need a spill segment. */
 static bool needs_spill(const struct ledger *l)
 {
+    uint64_t step;
+    if (ledger_rewinding(l, &step))
+        return false; /* they are given up */
     for (uint64_t i = 0; i < (uint64_t)l->head->units * l->head->micros; i++) {
         const uint64_t word = atomic_load_explicit(&l->cell[i], memory_order_relaxed);
         if (ledger_cell_round(word) == ledger_round(l) &&
@@ -233,6 +237,8 @@ static int restore_order(struct model *m, struct kern *kern, struct shd_err *e)
                                     m->trail.chunk_count, e);
     FAIL_POINT("adopt:repair:after");
     if (r == SHD_OK)
+        r = snapshots_finish_rewind(m, kern, e);
+    if (r == SHD_OK)
         r = model_core(m, e);
     keeper_progress("Adopting model %s: publishing", m->spec->name);
     if (r == SHD_OK)
@@ -250,6 +256,7 @@ static void resume_model(struct daemon *d, struct model *m)
     model_register(d, m);
     board_set_step(m->board, step_now(m->core), step_phase(m->core));
     board_set_attempt(m->board, step_collecting(m->core), ledger_resets(m->ledger) + 1);
+    snapshots_say(m);
     for (uint32_t u = 0; u < m->spec->unit_count; u++) {
         step_resume(m->core, u, &actions);
         apply_actions(m, &actions); /* completions wait until the loop runs */
@@ -281,9 +288,12 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     if (r == SHD_OK)
         r = put_adopt(m, g, e);
     if (r == SHD_OK)
+        r = snapshots_adopt(m, g, e);
+    if (r == SHD_OK)
         r = restore_order(m, d->kern, e);
     if (r != SHD_OK) {
         put_unadopt(m);
+        snapshots_unadopt(m);
         unmap_part(d->kern, &m->state);
         unmap_host(&m->spill->segment);
         m->kept.spare_fd = -1; /* the group's, which keeps it */
@@ -292,6 +302,7 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     }
     ledger_renew(m->ledger);
     put_adopted(m, g);
+    snapshots_adopted(m, g);
     m->ledger_segment = *ledger_segment;
     for (int part = 0; part < KEEPER_PARTS; part++)
         g->fd[part] = -1; /* the model's now */

@@ -4,22 +4,27 @@
 #include "daemon/model/checkpoint.h"
 #include "daemon/model/model.h"
 #include "daemon/model/pin.h"
+#include "daemon/model/snapshots.h"
 
 int capture_before_update(struct model *m, uint32_t unit, struct shd_err *e)
 {
-    const int r = checkpoint_before_update(m, unit, e);
-    return r == SHD_OK ? pins_before_update(m, unit, e) : r;
+    int r = checkpoint_before_update(m, unit, e);
+    if (r == SHD_OK)
+        r = pins_before_update(m, unit, e);
+    return r == SHD_OK ? snapshots_before_update(m, e) : r;
 }
 
 void capture_moved(struct model *m)
 {
     pins_moved(m);
+    snapshots_moved(m);
 }
 
 void capture_retry(struct model *m)
 {
     checkpoint_retry(m);
     pins_retry(m);
+    snapshots_retry(m);
 }
 
 void capture_forget_session(struct model *m, const struct session *s)
@@ -30,7 +35,7 @@ void capture_forget_session(struct model *m, const struct session *s)
 bool capture_is_idle(const struct model *m)
 {
     struct pin_shown pins[PINS_MAX];
-    return m->checkpoint == NULL && pins_show(m, pins) == 0;
+    return m->checkpoint == NULL && pins_show(m, pins) == 0 && snapshots_are_idle(m);
 }
 
 void capture_free(struct model *m)
@@ -38,4 +43,5 @@ void capture_free(struct model *m)
     checkpoint_free(m->checkpoint);
     m->checkpoint = NULL;
     pins_free(m);
+    snapshots_free(m);
 }

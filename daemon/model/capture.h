@@ -1,6 +1,6 @@
 /* Captures: those that copy a model's arrays as of one step before the next one changes them: a
- * checkpoint that is being written (checkpoint.h), readers' pins (pin.h). What happens to the model
- * is told to all of them here. Loop thread. */
+ * checkpoint that is being written (checkpoint.h), readers' pins (pin.h), snapshots (snapshots.h).
+ * What happens to the model is told to all of them here. Loop thread. */
 #ifndef SHD_CAPTURE_H
 #define SHD_CAPTURE_H
 

@@ -218,6 +218,26 @@ int model_core(struct model *m, struct shd_err *e)
     return r == SHD_OK ? step_check_counts(m->core, e) : r;
 }
 
+int model_core_anew(struct model *m, struct shd_err *e)
+{
+    struct step *core = m->core;
+    struct lease *lease = m->lease;
+    const int r = model_core(m, e); /* from where the ledger is now */
+    if (r != SHD_OK && m->core != core) {
+        free(m->core);
+        free_lease(m->lease);
+    }
+    if (r != SHD_OK) {
+        m->core = core;
+        m->lease = lease;
+        return r;
+    }
+    free(core);
+    free_lease(lease);
+    *m->hypers = (struct model_hypers){ 0 }; /* the same step may be decided otherwise now */
+    return SHD_OK;
+}
+
 int model_start_at(struct model *m, const struct ledger_start *start, struct shd_err *e)
 {
     if (start->unit_updates != NULL && !ledger_counts_units(m->ledger))
@@ -226,13 +246,7 @@ int model_start_at(struct model *m, const struct ledger_start *start, struct shd
                        "build of another daemon, or of the library that restores it, does not "
                        "count: upgrade it");
     const int r = ledger_start_at(m->ledger, start, e);
-    if (r != SHD_OK)
-        return r;
-    free(m->core);
-    free_lease(m->lease);
-    m->core = NULL;
-    m->lease = NULL;
-    return model_core(m, e); /* anew, from where the ledger is now */
+    return r == SHD_OK ? model_core_anew(m, e) : r;
 }
 
 int model_plan(struct spec *spec, const struct model_home *home, struct model **ret_model,
@@ -632,6 +646,11 @@ int model_of(struct op *op, uint32_t handle)
         i++;
     if (handle == 0 || i == d->model_count || !d->models[i]->ready)
         return err_set(&op->err, SHD_ENOENT, "no open model with handle %" PRIu32 " here", handle);
+    if (d->models[i]->use.rewinding) {
+        op->reply.retry_ms = OPS_RETRY_MS;
+        return err_set(&op->err, SHD_EBUSY, "model '%s' goes back to an earlier step: ask again",
+                       d->models[i]->spec->name);
+    }
     op->model = d->models[i];
     return SHD_OK;
 }

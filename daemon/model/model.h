@@ -30,6 +30,7 @@ struct put;
 struct session;
 struct shardmap;
 struct shd_err;
+struct snapshots;
 struct spare;
 struct spec;
 struct spill;
@@ -66,11 +67,13 @@ struct model_waits {    /* requests, to be tried again */
     struct op *held;    /* while the daemon drains: what would begin hold_step, as it came */
     uint64_t hold_step; /* the first that does not begin */
     struct pins *pins;  /* owned: what readers have pinned, or wait for (pin.h); NULL: nothing */
+    struct snapshots *snapshots; /* owned: steps that are kept (snapshots.h); NULL: none */
 };
 
 struct model_use {
     struct drop *drop;    /* borrowed: nobody opens it now (drop.h); NULL: who likes */
     bool dropped;         /* nothing is begun for it any more */
+    bool rewinding;       /* it goes back (rewind.h): requests are to be asked again */
     uint32_t shows;       /* that count something of it now */
     uint32_t inboxes;     /* of all sessions, those included that are being closed */
     uint64_t inbox_bytes; /* of all sessions, now */
@@ -129,6 +132,7 @@ int model_plan(struct spec *spec, const struct model_home *home, struct model **
 void model_find_trail(struct model *m);
 int model_share(struct model *m, struct shd_err *e);
 int model_core(struct model *m, struct shd_err *e);
+int model_core_anew(struct model *m, struct shd_err *e); /* in the place of the one there is */
 /* Let one that was just made go on from where `start` is. Errors: SHD_ERANGE, SHD_ENOMEM;
  * SHD_ENOTSUP: units have counts of their own, and its ledger has none. */
 int model_start_at(struct model *m, const struct ledger_start *start, struct shd_err *e);

@@ -415,6 +415,15 @@ void put_step_over(struct model *m)
     drop(m, is_last(m, put->origin) ? NULL : "its step is over");
 }
 
+bool put_make_room(struct model *m)
+{
+    if (m->put != NULL && (m->put->op != NULL || being_applied(m)))
+        return false;
+    if (m->put != NULL)
+        drop(m, "the model goes back to an earlier step");
+    return true;
+}
+
 /* -- Ends ---------------------------------------------------------------------------------------
  */
 
@@ -444,6 +453,9 @@ void put_forget_session(struct daemon *d, const struct session *s)
 static uint64_t origin_needed(const struct ledger *l)
 {
     const uint64_t commits = atomic_load(&l->head->commits);
+    uint64_t step;
+    if (ledger_rewinding(l, &step))
+        return 0; /* none was being applied */
     for (uint32_t u = 0; u < l->head->units; u++)
         if (atomic_load(&l->unit[u].version) < commits)
             return l->head->put_at[commits & 1];

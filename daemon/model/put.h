@@ -54,6 +54,9 @@ const float *put_slice(const struct model *m, uint32_t array, uint32_t unit);
 /* The model is at another step than before. */
 void put_step_over(struct model *m);
 
+/* The model goes back to an earlier step: values that wait go. False: not now, ask again. */
+bool put_make_room(struct model *m);
+
 /* The model is dropped: nobody claims the segment any more. put_free() follows, once no work runs.
  */
 void put_unclaim(struct model *m);

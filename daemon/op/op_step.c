@@ -259,6 +259,10 @@ static int op_commit(struct op *op)
     struct decision counts = { 0 };
     struct step_actions actions;
     enum step_committed how;
+    if (step_when(m->core, req->step, req->attempt) == STEP_WHEN_PAST)
+        return err_set(&op->err, SHD_ERESET,
+                       "step %" PRIu64 " was given up: the model went back to an earlier one",
+                       req->step);
     /* Of an empty blob there may be no buffer, but it replaces the last one. */
     const struct step_blob blob = {
         .data = !req->has_blob        ? NULL

@@ -110,6 +110,29 @@ uint64_t board_attempt(const struct board *b, uint64_t step)
     return atomic_load_explicit(&b->tried, memory_order_acquire) > step ? 0 : attempt;
 }
 
+void board_set_rewound(struct board *b, uint64_t step, uint64_t attempt)
+{
+    atomic_store_explicit(&b->rewound_to, step, memory_order_release);
+    atomic_store_explicit(&b->rewound, attempt, memory_order_release);
+}
+
+uint64_t board_rewound(const struct board *b, uint64_t *ret_step)
+{
+    uint64_t attempt, before;
+    do {
+        before = atomic_load_explicit(&b->rewound, memory_order_acquire);
+        *ret_step = atomic_load_explicit(&b->rewound_to, memory_order_acquire);
+        attempt = atomic_load_explicit(&b->rewound, memory_order_acquire);
+    } while (attempt != before);
+    return attempt;
+}
+
+void board_unpublish(struct board *b)
+{
+    for (uint32_t u = 0; u < b->units; u++)
+        atomic_store_explicit(&b->version[u].value, NOT_PUBLISHED, memory_order_release);
+}
+
 uint64_t board_version(const struct board *b, uint32_t unit)
 {
     return atomic_load_explicit(&b->version[unit].value, memory_order_acquire);

@@ -30,6 +30,8 @@ struct board {
     uint32_t layout;             /* layout epoch: 0; owners added and removed later */
     _Atomic uint64_t attempt;    /* 1 + the resets of open steps so far; 0: never said */
     _Atomic uint64_t tried;      /* the step that was open when attempt was said */
+    _Atomic uint64_t rewound_to; /* the step that the last rewind went back to, */
+    _Atomic uint64_t rewound;    /* and the attempt that began with it; 0: there was none */
     struct board_word step;      /* open step */
     struct board_word phase;     /* enum step_phase */
     struct board_word version[]; /* [units] */
@@ -43,6 +45,14 @@ void board_init(struct board *b, uint32_t units);
 
 /* Reader: check a mapped board of `bytes` bytes for `units` units. SHD_ESEGMENT with the values. */
 int board_check(const struct board *b, uint64_t bytes, uint32_t units, struct shd_err *e);
+
+/* Daemon: say that the model went back to `step`, whose attempt `attempt` begins with that: before
+ * the versions of that step are published. Reader: what was said, newest; 0: nothing. */
+void board_set_rewound(struct board *b, uint64_t step, uint64_t attempt);
+uint64_t board_rewound(const struct board *b, uint64_t *ret_step);
+
+/* Daemon: nothing of any unit can be read from here on. */
+void board_unpublish(struct board *b);
 
 /* Daemon: store (release) and wake all waiters. */
 void board_publish(struct board *b, uint32_t unit, uint64_t version);

@@ -36,6 +36,8 @@
 #define WIRE_TOKEN_BYTES     16u /* SHD_TOKEN_BYTES: of the side channel */
 #define WIRE_SUM_BYTES       32u
 #define WIRE_SET_JSON_MAX    ((size_t)128 * 1024)
+#define WIRE_SNAPSHOTS_MAX   8u
+#define WIRE_SNAPSHOT_BYTES  24u /* step, bytes, time */
 
 struct shd_err;
 
@@ -61,17 +63,17 @@ struct wire_bytes {
  * is said here. */
 enum wire_level {
     WIRE_LEVEL_BASE,
-    WIRE_LEVEL_SPECS,     /* specs in segments (SIDE_WELCOME.kind, OpenModel.spec_apart), names of
-                           * metrics and how many reported, the attempt of a put */
-    WIRE_LEVEL_TOLD,      /* Hello.level */
-    WIRE_LEVEL_RANGES,    /* Digest.tensors */
-    WIRE_LEVEL_MEETS,     /* Lease.meet */
-    WIRE_LEVEL_COUNTS,    /* unit_updates, one_count */
-    WIRE_LEVEL_RINGS,     /* OpenRing and Ring, SIDE_WAKE */
-    WIRE_LEVEL_SAID,      /* Layout.one_count */
-    WIRE_LEVEL_STATES,    /* Pin, Show, Drop, Fork, Set; settings of Prepared and Checkpointed;
-                           * Digest.tensors of several units; OpenModel.first, Layout.instance */
-    WIRE_LEVEL_RULES = 9, /* guards: of Decision, Prepared and Set */
+    WIRE_LEVEL_SPECS,  /* specs in segments (SIDE_WELCOME.kind, OpenModel.spec_apart), names of
+                        * metrics and how many reported, the attempt of a put */
+    WIRE_LEVEL_TOLD,   /* Hello.level */
+    WIRE_LEVEL_RANGES, /* Digest.tensors */
+    WIRE_LEVEL_MEETS,  /* Lease.meet */
+    WIRE_LEVEL_COUNTS, /* unit_updates, one_count */
+    WIRE_LEVEL_RINGS,  /* OpenRing and Ring, SIDE_WAKE */
+    WIRE_LEVEL_SAID,   /* Layout.one_count */
+    WIRE_LEVEL_STATES, /* Pin, Show, Drop, Fork, Set; settings of Prepared and Checkpointed;
+                        * Digest.tensors of several units; OpenModel.first, Layout.instance */
+    WIRE_LEVEL_RULES,  /* Snapshot, Rewind; Commit.attempt; guards: of Decision, Prepared, Set */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -104,7 +106,9 @@ enum wire_level {
     X(SHOW, show)             \
     X(DROP, drop)             \
     X(FORK, fork)             \
-    X(SET, set)
+    X(SET, set)               \
+    X(SNAPSHOT, snapshot)     \
+    X(REWIND, rewind)
 
 enum wire_request_type {
 #define WIRE_REQUEST_ENUM(NAME, name) WIRE_##NAME,
@@ -168,6 +172,7 @@ struct wire_commit {
     bool has_blob;
     struct wire_bytes blob; /* at most WIRE_BLOB_BYTES_MAX */
     double norm;            /* finite or not */
+    uint64_t attempt;       /* 0: any */
 };
 struct wire_get_blob {
     uint32_t model;
@@ -289,6 +294,30 @@ struct wire_set {
     bool look;
     bool go_on;
 };
+enum wire_snapshot_what {
+    WIRE_SNAPSHOT_TAKE = 1,
+    WIRE_SNAPSHOT_LOOK = 2,
+    WIRE_SNAPSHOT_EVERY = 3,
+};
+struct wire_snapshot {
+    uint32_t model;
+    enum wire_snapshot_what what;
+    uint64_t step;  /* TAKE: the open one, or one to come */
+    uint64_t every; /* EVERY: 0: none by itself */
+    uint32_t keep;  /* EVERY: at most WIRE_SNAPSHOTS_MAX - 1; 0: as it is */
+};
+enum wire_rewind_what {
+    WIRE_REWIND_HOLD = 1,
+    WIRE_REWIND_GO = 2,     /* to owner 0 */
+    WIRE_REWIND_FOLLOW = 3, /* to the others, or to all: owner 0 has begun it */
+};
+struct wire_rewind {
+    uint32_t model;
+    uint64_t step;
+    enum wire_rewind_what what;
+    uint64_t attempt; /* FOLLOW: that began with it; else with the last that the sender knows of */
+    uint64_t consent;
+};
 struct wire_pin {
     uint32_t model;
     uint64_t step;
@@ -344,6 +373,8 @@ struct wire_request {
         struct wire_set set;
         struct wire_drop drop;
         struct wire_fork fork;
+        struct wire_snapshot snapshot;
+        struct wire_rewind rewind;
     };
 };
 
@@ -372,8 +403,10 @@ enum wire_reply_type {
     WIRE_DROPPED,
     WIRE_FORKED,
     WIRE_SET_ANSWER,
+    WIRE_SNAPSHOTS,
+    WIRE_REWOUND,
 };
-#define WIRE_REPLY_TYPES (WIRE_SET_ANSWER + 1)
+#define WIRE_REPLY_TYPES (WIRE_REWOUND + 1)
 
 struct wire_welcome {
     uint64_t session;
@@ -540,6 +573,17 @@ struct wire_dropped {
 struct wire_forked {
     uint64_t step, updates;
 };
+struct wire_snapshots {
+    uint64_t step; /* that is open */
+    uint64_t every;
+    uint32_t keep;
+    struct wire_bytes rows; /* WIRE_SNAPSHOT_BYTES each, at most WIRE_SNAPSHOTS_MAX, in any place */
+};
+struct wire_rewound { /* the last one */
+    uint64_t step;
+    uint64_t attempt; /* that began with it; 0: there was none */
+    uint64_t consent;
+};
 
 struct wire_reply {
     uint64_t seq;
@@ -570,6 +614,8 @@ struct wire_reply {
         struct wire_set_answer set_answer;
         struct wire_dropped dropped;
         struct wire_forked forked;
+        struct wire_snapshots snapshots;
+        struct wire_rewound rewound;
     };
 };
 

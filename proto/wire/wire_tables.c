@@ -136,6 +136,7 @@ static const struct wire_field commit_fields[] = {
     ANY(commit, has_blob),
     ROW(commit, blob, .form = WIRE_OPTIONAL, .max = WIRE_BLOB_BYTES_MAX),
     ANY(commit, norm),
+    ROW(commit, attempt, .form = WIRE_ANY, SINCE(RULES)),
 };
 static const struct wire_field get_blob_fields[] = { ANY(get_blob, model) };
 static const struct wire_field digest_fields[] = {
@@ -216,6 +217,20 @@ static const struct wire_field set_fields[] = {
     ROW(set, look, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(set, go_on, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
 };
+static const struct wire_field snapshot_fields[] = {
+    ROW(snapshot, model, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW(snapshot, what, LIMITS(WIRE_SNAPSHOT_TAKE, WIRE_SNAPSHOT_EVERY), NEEDED_SINCE(RULES)),
+    ROW(snapshot, step, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW(snapshot, every, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW(snapshot, keep, .form = WIRE_UP_TO, .max = WIRE_SNAPSHOTS_MAX - 1, NEEDED_SINCE(RULES)),
+};
+static const struct wire_field rewind_fields[] = {
+    ROW(rewind, model, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW(rewind, step, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW(rewind, what, LIMITS(WIRE_REWIND_HOLD, WIRE_REWIND_FOLLOW), NEEDED_SINCE(RULES)),
+    ROW(rewind, attempt, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW(rewind, consent, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+};
 static const struct wire_field pin_fields[] = {
     ROW(pin, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(pin, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
@@ -265,6 +280,8 @@ const struct wire_message wire_requests[] = {
     [WIRE_SHOW] = MESSAGE("show", show),
     [WIRE_DROP] = MESSAGE("drop", drop),
     [WIRE_FORK] = MESSAGE("fork", fork),
+    [WIRE_SNAPSHOT] = MESSAGE("snapshot", snapshot),
+    [WIRE_REWIND] = MESSAGE("rewind", rewind),
 };
 
 /* -- Replies --------------------------------------------------------------------------------- */
@@ -390,6 +407,18 @@ static const struct wire_field forked_fields[] = {
     ROW(forked, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(forked, updates, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
 };
+static const struct wire_field snapshots_fields[] = {
+    ROW(snapshots, step, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW(snapshots, every, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW(snapshots, keep, .form = WIRE_UP_TO, .max = WIRE_SNAPSHOTS_MAX - 1, NEEDED_SINCE(RULES)),
+    ROW(snapshots, rows, .max = (uint64_t)WIRE_SNAPSHOTS_MAX * WIRE_SNAPSHOT_BYTES,
+        .multiple = WIRE_SNAPSHOT_BYTES, NEEDED_SINCE(RULES)),
+};
+static const struct wire_field rewound_fields[] = {
+    ROW(rewound, step, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW(rewound, attempt, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW(rewound, consent, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+};
 
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
@@ -414,4 +443,6 @@ const struct wire_message wire_replies[] = {
     [WIRE_DROPPED] = MESSAGE("dropped", dropped),
     [WIRE_FORKED] = MESSAGE("forked", forked),
     [WIRE_SET_ANSWER] = MESSAGE("set_answer", set_answer),
+    [WIRE_SNAPSHOTS] = MESSAGE("snapshots", snapshots),
+    [WIRE_REWOUND] = MESSAGE("rewound", rewound),
 };

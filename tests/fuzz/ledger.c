@@ -273,8 +273,9 @@ static bool succeed(struct shell *sh, struct world *w)
         return false;
     }
     const struct ledger_head *h = found.head;
-    if (h->units > UNITS_MAX || atomic_load(&h->ready) == 0)
-        return false; /* the shell asks its spec, and begins anew */
+    uint64_t to;
+    if (h->units > UNITS_MAX || atomic_load(&h->ready) == 0 || ledger_rewinding(&found, &to))
+        return false; /* the shell asks its spec, and begins anew, or copies a snapshot first */
     sh->ledger = found;
     const size_t bytes = step_bytes(h->units, h->micros);
     void *memory = aligned_alloc(16, (bytes + 15) / 16 * 16);

@@ -55,7 +55,7 @@ static bool same_commit(const struct wire_commit *a, const struct wire_commit *b
 {
     return a->model == b->model && a->step == b->step && same_decision(a->decision, b->decision) &&
            a->has_blob == b->has_blob && same_bytes(a->blob, b->blob) &&
-           memcmp(&a->norm, &b->norm, sizeof a->norm) == 0;
+           memcmp(&a->norm, &b->norm, sizeof a->norm) == 0 && a->attempt == b->attempt;
 }
 
 static bool same_create(const struct wire_create *a, const struct wire_create *b)
@@ -140,6 +140,14 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
     case WIRE_FORK:
         return a->fork.origin == b->fork.origin && a->fork.model == b->fork.model &&
                a->fork.step == b->fork.step;
+    case WIRE_SNAPSHOT:
+        return a->snapshot.model == b->snapshot.model && a->snapshot.what == b->snapshot.what &&
+               a->snapshot.step == b->snapshot.step && a->snapshot.every == b->snapshot.every &&
+               a->snapshot.keep == b->snapshot.keep;
+    case WIRE_REWIND:
+        return a->rewind.model == b->rewind.model && a->rewind.step == b->rewind.step &&
+               a->rewind.what == b->rewind.what && a->rewind.attempt == b->rewind.attempt &&
+               a->rewind.consent == b->rewind.consent;
     case WIRE_PIN:
         return a->pin.model == b->pin.model && a->pin.step == b->pin.step;
     case WIRE_UNPIN:
@@ -250,6 +258,13 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
     case WIRE_DROPPED:
         return a->dropped.what == b->dropped.what && a->dropped.instance == b->dropped.instance &&
                a->dropped.step == b->dropped.step && strcmp(a->dropped.near, b->dropped.near) == 0;
+    case WIRE_SNAPSHOTS:
+        return a->snapshots.step == b->snapshots.step && a->snapshots.every == b->snapshots.every &&
+               a->snapshots.keep == b->snapshots.keep &&
+               same_bytes(a->snapshots.rows, b->snapshots.rows);
+    case WIRE_REWOUND:
+        return a->rewound.step == b->rewound.step && a->rewound.attempt == b->rewound.attempt &&
+               a->rewound.consent == b->rewound.consent;
     case WIRE_FORKED:
         return a->forked.step == b->forked.step && a->forked.updates == b->forked.updates;
     case WIRE_CREATED:

@@ -207,6 +207,7 @@ static void random_commit(uint64_t *seed, struct wire_commit *c)
     c->has_blob = test_random(seed) % 2 != 0;
     if (c->has_blob)
         c->blob = random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1);
+    c->attempt = random_u64(seed, 0, UINT64_MAX);
     c->norm = random_u32(seed, 0, 3) > 0 ? (double)random_u32(seed, 0, UINT32_MAX) : NAN;
 }
 
@@ -417,6 +418,20 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         break;
     case WIRE_SET:
         q.set = random_set(seed);
+        break;
+    case WIRE_SNAPSHOT:
+        q.snapshot = (struct wire_snapshot){ random_u32(seed, 0, UINT32_MAX),
+                                             (enum wire_snapshot_what)random_u32(seed, 1, 3),
+                                             random_u64(seed, 0, UINT64_MAX),
+                                             random_u64(seed, 0, UINT64_MAX),
+                                             random_u32(seed, 0, WIRE_SNAPSHOTS_MAX - 1) };
+        break;
+    case WIRE_REWIND:
+        q.rewind = (struct wire_rewind){ random_u32(seed, 0, UINT32_MAX),
+                                         random_u64(seed, 0, UINT64_MAX),
+                                         (enum wire_rewind_what)random_u32(seed, 1, 3),
+                                         random_u64(seed, 0, UINT64_MAX),
+                                         random_u64(seed, 0, UINT64_MAX) };
         break;
     case WIRE_STATUS:
     case WIRE_DETACH:
@@ -632,6 +647,18 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
                                            random_u64(seed, 0, UINT64_MAX),
                                            random_u64(seed, 0, UINT64_MAX),
                                            random_name(seed, name) };
+        break;
+    case WIRE_SNAPSHOTS:
+        p.snapshots = (struct wire_snapshots){
+            random_u64(seed, 0, UINT64_MAX), random_u64(seed, 0, UINT64_MAX),
+            random_u32(seed, 0, WIRE_SNAPSHOTS_MAX - 1),
+            random_bytes(seed, WIRE_SNAPSHOTS_MAX * WIRE_SNAPSHOT_BYTES, WIRE_SNAPSHOT_BYTES)
+        };
+        break;
+    case WIRE_REWOUND:
+        p.rewound = (struct wire_rewound){ random_u64(seed, 0, UINT64_MAX),
+                                           random_u64(seed, 0, UINT64_MAX),
+                                           random_u64(seed, 0, UINT64_MAX) };
         break;
     case WIRE_FORKED:
         p.forked = (struct wire_forked){ random_u64(seed, 0, UINT64_MAX),

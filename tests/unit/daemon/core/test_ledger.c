@@ -1,10 +1,12 @@
 /* Ledgers as bytes: where the parts lie, and what is refused of one that was found. */
 #include "daemon/core/ledger.h"
+#include "daemon/core/ledger_rewind.h"
 #include "daemon/core/ledger_set.h"
 
 #include <stdlib.h>
 
 #include "daemon/core/step.h"
+#include "daemon/core/step_rewind.h"
 #include "proto/base/check.h"
 #include "proto/share/history.h"
 #include "proto/share/segment.h"
@@ -234,6 +236,51 @@ TEST(ledger_that_contradicts_itself_is_refused)
     BROKEN(l.head->resets = LEDGER_RESETS_MAX + 1);
     BROKEN(l.head->resets_at[0] = 1);
     BROKEN(l.head->promised = 4);
+    BROKEN(l.rewind->under_way = 2);
+    BROKEN(l.rewind->last = LEDGER_RESETS_MAX + 2);
+    BROKEN(l.rewind->options = ledger_snapshot_options(1, LEDGER_SNAPSHOTS));
+    BROKEN(l.rewind->under_way = 1); /* an attempt that is none */
+    BROKEN(l.rewind->attempt = LEDGER_RESETS_MAX + 1 + (l.rewind->under_way = 1));
+    BROKEN(l.rewind->step = LEDGER_STEP_MAX + (l.rewind->under_way = l.rewind->attempt = 1));
+}
+
+/* Of one that goes back only where it goes counts: the rest may be half of each. */
+TEST(what_is_being_gone_back_from_is_not_looked_at)
+{
+    uint64_t bytes, step = 0;
+    struct ledger l = make(&bytes), adopted;
+    struct shd_err e = { 0 };
+    l.head->commits = 1;
+    l.unit[1].version = 0;
+    l.rewind->step = 1;
+    l.rewind->attempt = 9;
+    l.rewind->under_way = 1;
+    EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    EXPECT(ledger_rewinding(&adopted, &step) && step == 1);
+    const uint64_t updates[UNITS] = { 1, 0, 1 };
+    struct rewind_record record = { .step = 1, .record = { .step = 0, .updates = 1 } };
+    fixsum_init(&record.record.sum);
+    fixsum_carry(&record.record.sum);
+    step_rewind_done(&adopted, &record, updates, (const uint8_t *)"");
+    EXPECT(!ledger_rewinding(&adopted, &step));
+    EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    EXPECT(ledger_round(&adopted) == 1 + 8 && adopted.rewind->last == 9);
+    EXPECT(ledger_unit_updates(&adopted, 0) == 1 && ledger_unit_updates(&adopted, 1) == 0);
+    free(l.head);
+}
+
+/* A build of version 6 knows none. */
+TEST(ledger_of_an_older_build_has_no_rewinds)
+{
+    uint64_t bytes, step;
+    struct ledger l = make(&bytes), adopted;
+    struct shd_err e = { 0 };
+    l.head->version = 6;
+    l.head->bytes = layout_align((uint64_t)((uint8_t *)l.rewind - (uint8_t *)l.head),
+                                 SHD_PAGE_BYTES);
+    EXPECT_OK(ledger_adopt(&adopted, l.head, l.head->bytes, &e), &e);
+    EXPECT(adopted.rewind == NULL && adopted.set != NULL && !ledger_rewinding(&adopted, &step));
+    free(l.head);
 }
 
 /* Words of a round are good up to that of the last reset. */

@@ -1,0 +1,37 @@
+/* Snapshots of a model at its owners, and going back to one: all of them, or none
+ * (daemon/model/rewind.h says how they agree). */
+#ifndef SHD_PATHS_REWIND_H
+#define SHD_PATHS_REWIND_H
+
+#include "client/session/session.h"
+
+/* By the boards, now: the newest rewind that an owner has done (the attempt that began with it; 0:
+ * none) and where it went. */
+uint64_t rewind_newest(const struct shd_model *m, uint64_t *ret_step);
+
+/* The one that this worker has gone along with; 0: none, also in this process. */
+uint64_t rewind_known(const struct shd_model *m);
+
+/* SHD_ERESET: an owner has gone back since. */
+int rewind_seen(const struct shd_model *m, struct shd_err *e);
+
+/* Have owners follow that have not gone back yet where another one has. *ret_apart: some had not.
+ */
+int rewind_together(struct shd_model *m, bool *ret_apart, struct shd_err *e);
+
+/* Have all owners go back to their snapshot of `step`. Errors: SHD_ENOENT there is none at all of
+ * them; SHD_ESTEP another session rewinds it; SHD_EBUSY, SHD_ENOTSUP. */
+int rewind_owners(struct shd_model *m, uint64_t step, struct shd_err *e);
+
+/* Keep the open step, or one soon after. */
+int snapshot_owners(struct shd_model *m, uint64_t *ret_step, struct shd_err *e);
+int snapshot_options(struct shd_model *m, uint64_t every, uint32_t keep, struct shd_err *e);
+
+struct snapshot_row {
+    uint64_t step, bytes, time_ns; /* bytes: of all owners */
+};
+/* Those that all owners have, ascending: rows[WIRE_SNAPSHOTS_MAX]. */
+int snapshot_list(struct shd_model *m, struct snapshot_row *ret_rows, uint32_t *ret_count,
+                  struct shd_err *e);
+
+#endif

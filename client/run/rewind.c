@@ -1,0 +1,99 @@
+/* Snapshots, and going back to one. See client/shd.h. */
+#include <inttypes.h>
+
+#include "client/paths/path.h"
+#include "client/paths/rewind.h"
+#include "client/run/reset.h"
+#include "client/session/hub.h"
+#include "client/session/session.h"
+
+_Static_assert(SHD_SNAPSHOTS_MAX == WIRE_SNAPSHOTS_MAX, "shd.h and the messages agree");
+
+static int check(struct shd_model *m, struct shd_err *e)
+{
+    int r = session_check(m->session, e);
+    if (r != SHD_OK)
+        return r;
+    if (m->session->hub == NULL)
+        return err_set(e, SHD_ENOTSUP, "\"local:\" keeps no snapshots: run daemons");
+    if (hub_has_older(m->session->hub, WIRE_LEVEL_RULES))
+        return err_set(e, SHD_ENOTSUP, "a daemon is of an older version, which keeps no snapshots");
+    r = m->session->control->poll(m, e);
+    return r == SHD_OK ? err_copy(&m->fault, e) : r;
+}
+
+int shd_snapshot(shd_model *m, uint64_t *ret_step, struct shd_err *e)
+{
+    uint64_t step = 0;
+    int r = check(m, e);
+    if (r == SHD_OK)
+        r = snapshot_owners(m, &step, e);
+    if (r == SHD_OK && ret_step != NULL)
+        *ret_step = step;
+    return r;
+}
+
+int shd_snapshot_every(shd_model *m, uint64_t every, uint32_t keep, struct shd_err *e)
+{
+    const int r = check(m, e);
+    return r == SHD_OK ? snapshot_options(m, every, keep, e) : r;
+}
+
+int shd_snapshots(shd_model *m, struct shd_snapshot_row *rows, uint32_t room, uint32_t *ret_count,
+                  struct shd_err *e)
+{
+    struct snapshot_row found[WIRE_SNAPSHOTS_MAX];
+    const size_t stride = room > 0 ? rows->size : 0;
+    uint32_t count = 0;
+    int r = check(m, e);
+    if (r == SHD_OK && room > 0)
+        r = sized_check(rows, sizeof *rows, "shd_snapshot_row", e);
+    if (r == SHD_OK)
+        r = snapshot_list(m, found, &count, e);
+    if (r != SHD_OK)
+        return r;
+    for (uint32_t i = 0; i < count && i < room; i++) {
+        const struct shd_snapshot_row row = { .size = stride,
+                                              .step = found[i].step,
+                                              .bytes = found[i].bytes,
+                                              .time_ns = found[i].time_ns };
+        struct shd_snapshot_row *to = (void *)((uint8_t *)rows + i * stride);
+        to->size = stride;
+        sized_give(to, &row);
+    }
+    *ret_count = count;
+    return SHD_OK;
+}
+
+static int find_latest(struct shd_model *m, uint64_t *step, struct shd_err *e)
+{
+    struct snapshot_row found[WIRE_SNAPSHOTS_MAX];
+    uint32_t count = 0;
+    const int r = snapshot_list(m, found, &count, e);
+    if (r != SHD_OK)
+        return r;
+    if (count == 0)
+        return err_set(e, SHD_ENOENT, "there is no snapshot of model '%s' that all its owners have",
+                       m->spec->name);
+    *step = found[count - 1].step;
+    return SHD_OK;
+}
+
+int shd_model_rewind(shd_model *m, uint64_t to, uint64_t *ret_step, struct shd_err *e)
+{
+    int r = check(m, e);
+    if (r == SHD_OK && m->session->reads)
+        r = err_set(e, SHD_EAUTH, "a reader does not rewind a model");
+    if (r == SHD_OK && to == SHD_REWIND_LATEST)
+        r = find_latest(m, &to, e);
+    if (r == SHD_OK)
+        r = rewind_owners(m, to, e);
+    if (r != SHD_OK)
+        return r;
+    r = reset_look(m, e); /* this worker goes back, too */
+    if (r != SHD_OK && r != SHD_ERESET)
+        return r;
+    if (ret_step != NULL)
+        *ret_step = to;
+    return SHD_OK;
+}

@@ -1,0 +1,117 @@
+/* See step_rewind.h. */
+#include "daemon/core/step_rewind.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/core/ledger_rewind.h"
+#include "daemon/core/ledger_set.h"
+#include "daemon/core/step_put.h"
+#include "daemon/core/step_state.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/status.h"
+
+/* Another owner may be further by the step that was being committed, and by as many resets as it
+ * can have been told of while this one was away. */
+#define ROUNDS_AHEAD 2048u
+
+void step_rewind_take(const struct step *s, struct rewind_record *ret_record, uint64_t *ret_updates,
+                      uint8_t *ret_blob)
+{
+    const struct ledger *l = &s->ledger;
+    const uint32_t slot = (uint32_t)(s->now & 1);
+    CHECK(s->phase != STEP_APPLYING && l->rewind != NULL);
+    *ret_record = (struct rewind_record){
+        .step = s->now,
+        .put_at = l->head->put_at[slot],
+        .record = l->head->record[slot],
+        .more = l->more[slot],
+        .kept = l->set->kept[atomic_load_explicit(&l->set->given, memory_order_relaxed) & 1],
+        .guarded = l->guard->record[slot],
+    };
+    if (s->now == 0)
+        ret_record->record.blob_bytes = 0;
+    for (uint32_t u = 0; u < s->units; u++)
+        ret_updates[u] = ledger_unit_updates(l, u);
+    if (ret_record->record.blob_bytes > 0)
+        memcpy(ret_blob, l->blob[ret_record->record.blob_at], ret_record->record.blob_bytes);
+}
+
+int step_rewind(struct step *s, uint64_t step, uint64_t attempt, struct shd_err *e)
+{
+    struct ledger_rewind *r = s->ledger.rewind;
+    if (r == NULL)
+        return err_set(e, SHD_ENOTSUP,
+                       "the model was opened by an older build, whose ledger has no room for a "
+                       "rewind: save it, and restore it in this one");
+    if (s->phase == STEP_APPLYING)
+        return SHD_PENDING;
+    if (step > s->now)
+        return err_set(e, SHD_ESTEP, "rewind to step %" PRIu64 ", the open step is %" PRIu64, step,
+                       s->now);
+    const uint64_t next = attempt != 0 ? attempt : s->round + ROUNDS_AHEAD + 1 - step;
+    if (next - 1 > LEDGER_RESETS_MAX || step + next - 1 <= s->round)
+        return err_set(e, SHD_ERANGE,
+                       "rewind to step %" PRIu64 " that begins attempt %" PRIu64
+                       ", the present one of step %" PRIu64 " is %" PRIu64,
+                       step, next, s->now, step_attempt(s));
+    r->step = step;
+    r->attempt = next;
+    FAIL_POINT("step:rewind:before");
+    atomic_store_explicit(&r->under_way, 1, memory_order_release);
+    FAIL_POINT("step:rewind:after");
+    return SHD_OK;
+}
+
+int step_rewind_drop(struct step *s, struct step_actions *ret_actions)
+{
+    return step_put_clear(s, s->now, ret_actions);
+}
+
+/* What was let go on before that step is; what was stopped behind it never was. */
+static void rewind_guard(struct ledger_guard *g, const struct rewind_record *record)
+{
+    g->record[record->step & 1] = record->guarded;
+    if (atomic_load_explicit(&g->go_on, memory_order_relaxed) > record->step)
+        atomic_store_explicit(&g->go_on, record->step, memory_order_relaxed);
+}
+
+/* The last word is what makes all before it count: whatever of it is there when this process is
+ * killed is written once more. */
+void step_rewind_done(struct ledger *l, const struct rewind_record *record, const uint64_t *updates,
+                      const uint8_t *blob)
+{
+    struct ledger_head *h = l->head;
+    struct ledger_rewind *r = l->rewind;
+    const uint64_t step = record->step, resets = r->attempt - 1;
+    const uint32_t slot = (uint32_t)(step & 1);
+    CHECK(step == r->step && record->record.blob_bytes <= LEDGER_BLOB_BYTES);
+    for (uint32_t u = 0; u < h->units; u++) {
+        struct ledger_unit *unit = &l->unit[u];
+        atomic_store_explicit(&unit->progress, 0, memory_order_relaxed);
+        unit->took = 0;
+        unit->updates[slot] = updates[u];
+        atomic_store_explicit(&unit->version, step, memory_order_relaxed);
+        FAIL_POINT("step:rewind:unit");
+    }
+    h->record[slot] = record->record;
+    h->record[slot].blob_at = 0;
+    h->put_at[slot] = record->put_at;
+    l->more[slot] = record->more;
+    if (record->record.blob_bytes > 0)
+        memcpy(l->blob[0], blob, record->record.blob_bytes);
+    l->set->kept[atomic_load_explicit(&l->set->given, memory_order_relaxed) & 1] = record->kept;
+    rewind_guard(l->guard, record);
+    h->resets_at[0] = h->resets_at[1] = resets;
+    atomic_store_explicit(&h->promised, 0, memory_order_relaxed);
+    atomic_store_explicit(&h->resets, resets, memory_order_relaxed);
+    FAIL_POINT("step:rewind:words");
+    atomic_store_explicit(&h->commits, step, memory_order_relaxed);
+    r->last_step = step;
+    atomic_store_explicit(&r->last, r->attempt, memory_order_relaxed);
+    atomic_store_explicit(&r->held, 0, memory_order_relaxed);
+    FAIL_POINT("step:rewind:done:before");
+    atomic_store_explicit(&r->under_way, 0, memory_order_release);
+    FAIL_POINT("step:rewind:done:after");
+}

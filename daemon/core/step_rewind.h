@@ -1,0 +1,56 @@
+/* Going back to an earlier step of a model, of which a snapshot is kept: parameters and moments,
+ * and what the ledger had beside them. Part of the step core (step.h).
+ *
+ *     step_rewind_take() .. into a snapshot, while the step is open ..
+ *     step_rewind() → step_rewind_drop() until it says so → the arrays are copied back →
+ *     step_rewind_done() → a core anew, by step_init()
+ *
+ * What decides is one store of owner 0, `under_way` in its ledger; the others follow. From then on
+ * the snapshot is copied back until it is there, which can be begun anew at any point: a successor
+ * does so before it looks at anything else. So an owner is at the one step or at the other.
+ *
+ * Steps go back, rounds never do: the attempt that begins (step_reset.h) is chosen so that its
+ * round comes after each that any owner may have begun. What a worker sends of a step that was
+ * given up carries an earlier attempt, and counts for nothing. */
+#ifndef SHD_STEP_REWIND_H
+#define SHD_STEP_REWIND_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/core/ledger.h"
+#include "daemon/core/ledger_guard.h"
+#include "proto/spec/settings.h"
+
+struct step;
+struct step_actions;
+
+/* What a ledger says of a step, beside the counts of its units and the blob. */
+struct rewind_record {
+    uint64_t step; /* so many were committed; the rest says nothing where it is 0 */
+    uint64_t put_at;
+    struct ledger_record record;
+    struct ledger_more more;
+    struct settings_kept kept;
+    struct ledger_guarded guarded;
+};
+
+/* Of the open step, which is not being applied. updates[units]; blob[LEDGER_BLOB_BYTES], of which
+ * record.blob_bytes count. */
+void step_rewind_take(const struct step *s, struct rewind_record *ret_record, uint64_t *ret_updates,
+                      uint8_t *ret_blob);
+
+/* Begin: attempt 0 is owner 0's word, which chooses one; else it has chosen this one. SHD_OK: it is
+ * under way. SHD_PENDING: an update runs, ask again. Errors: SHD_ENOTSUP a ledger of an older
+ * version; SHD_ESTEP the model is not that far; SHD_ERANGE an attempt that cannot be. */
+int step_rewind(struct step *s, uint64_t step, uint64_t attempt, struct shd_err *e);
+
+/* Give up what the open step has; as step_put_clear(). */
+int step_rewind_drop(struct step *s, struct step_actions *ret_actions);
+
+/* The arrays are there: so is the rest, and nothing is under way. blob[record->record.blob_bytes]
+ */
+void step_rewind_done(struct ledger *l, const struct rewind_record *record, const uint64_t *updates,
+                      const uint8_t *blob);
+
+#endif
