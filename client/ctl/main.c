@@ -17,6 +17,7 @@
 #include "client/ctl/state/export.h"
 #include "client/ctl/state/keys.h"
 #include "client/ctl/state/model.h"
+#include "client/ctl/state/rewind.h"
 #include "client/ctl/state/set.h"
 #include "client/ctl/watch/dashboard.h"
 #include "client/ctl/watch/exporter.h"
@@ -53,6 +54,9 @@ static const struct verb verbs[] = {
       verb_export },
     { "set", "change what is trained, with moments kept", verb_set },
     { "fork", "make a second model of what one is, in memory", verb_fork },
+    { "snapshot", "keep the open step of a model in memory", verb_snapshot },
+    { "snapshots", "list the steps that are kept so", verb_snapshots },
+    { "rewind", "go back to one of them", verb_rewind },
     { "drop", "end a model at all its daemons, and give its memory back", verb_drop },
     { "keys", "which hosts may talk to each other: the cluster file and its keys", verb_keys },
     { "doctor", "what of this host is in the way, and the remedy", verb_doctor },

@@ -58,6 +58,7 @@ class Result(NamedTuple):
     over: bool
     reported: int  # micro-batches that had metrics; 0: not known
     metrics: tuple[float, ...]
+    rewound: bool = False  # the model went back (rewind()): go on at Model.step
 
 
 class _Interrupts:
@@ -222,6 +223,31 @@ class Model(_Open):
         self.session.call(lib.shd_model_fork, self.handle, name.encode(), ctypes.byref(step))
         return step.value
 
+    def snapshot(self) -> int:
+        """Keep the open step, or the first possible after it, in the owners' memory: the step."""
+        step = ctypes.c_uint64()
+        self.session.call(lib.shd_snapshot, self.handle, ctypes.byref(step))
+        return step.value
+
+    def snapshot_every(self, steps: int, keep: int = 0) -> None:
+        """Keep each step that is a multiple of `steps` (0: none by itself), the last `keep` of all (0: as it is)."""
+        self.session.call(lib.shd_snapshot_every, self.handle, steps, keep)
+
+    def snapshots(self) -> list[int]:
+        """The steps that all owners keep so, ascending."""
+        rows = (_c.shd_snapshot_row * _c.SHD_SNAPSHOTS_MAX)()
+        rows[0].size = ctypes.sizeof(_c.shd_snapshot_row)
+        count = ctypes.c_uint32()
+        self.session.call(lib.shd_snapshots, self.handle, rows, len(rows), ctypes.byref(count))
+        return [row.step for row in rows[:count.value]]
+
+    def rewind(self, to: int | None = None) -> int:
+        """Go back to a snapshot (None: the last one) at all owners or at none: the step. Workers that train go on
+        from there: what they are told of a step is `rewound`, or StepReset."""
+        step = ctypes.c_uint64()
+        self.session.call(lib.shd_model_rewind, self.handle, (1 << 64) - 1 if to is None else to, ctypes.byref(step))
+        return step.value
+
     def close(self) -> None:
         """The daemons keep the model."""
         if handle := self._close():
@@ -317,7 +343,7 @@ class Model(_Open):
         finally:
             interrupts.watch = None
         return Result(result.step, result.grad_norm, result.skipped, result.over, result.reported,
-                      tuple(result.metrics))
+                      tuple(result.metrics), result.rewound)
 
     @property
     def loss_scale(self) -> float:
