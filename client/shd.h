@@ -624,7 +624,8 @@ SHD_API int shd_snapshots(shd_model *m, struct shd_snapshot_row *rows, uint32_t 
  * SHD_ERESET; shd_step() is where they are then, and what they had of the step before counts for
  * nothing. What readers have pinned stays. Exact through kills; repeat it after an error. Errors:
  * SHD_ENOENT there is no such snapshot; SHD_ESTEP other sessions rewind it; SHD_EBUSY a daemon is
- * being drained; SHD_ENOTSUP as shd_snapshot(), or a worker of an older build trains it. */
+ * being drained; SHD_ENOTSUP as shd_snapshot(), or a worker of an older build, or one
+ * on the path nccl, trains it. */
 #define SHD_REWIND_LATEST UINT64_MAX
 SHD_API int shd_model_rewind(shd_model *m, uint64_t to, uint64_t *ret_step, struct shd_err *e);
 

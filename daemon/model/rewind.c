@@ -21,6 +21,7 @@
 #include "daemon/model/put.h"
 #include "daemon/model/snapshots.h"
 #include "daemon/model/spill.h"
+#include "daemon/net/links.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "kernels/kern.h"
@@ -232,18 +233,25 @@ static int begin(struct op *op, uint64_t attempt)
     return busy(op);
 }
 
-/* A worker of an older build would wait for a step that does not come. */
+/* A worker of an older build would wait for a step that does not come, and so would one that has
+ * its parameters sent by NCCL. */
 static int check_workers(struct op *op)
 {
-    const struct session_table *table = op->daemon->sessions;
+    struct session_table *table = op->daemon->sessions;
     for (uint32_t i = 0; i < table->made; i++) {
-        const struct session *s = &table->items[i];
-        for (uint32_t k = 0; k < s->inbox_count && s->level < WIRE_LEVEL_RULES; k++)
-            if (s->inboxes[k]->model == op->model)
-                return err_set(&op->err, SHD_ENOTSUP,
-                               "worker '%.60s' (pid %d) is of an older build, which knows no "
-                               "rewind: end it, or start it again with this one",
-                               s->name, (int)s->pid);
+        struct session *s = &table->items[i];
+        if (inbox_of(s, op->model) == NULL)
+            continue;
+        if (s->level < WIRE_LEVEL_RULES)
+            return err_set(&op->err, SHD_ENOTSUP,
+                           "worker '%.60s' (pid %d) is of an older build, which knows no rewind: "
+                           "end it, or start it again with this one",
+                           s->name, (int)s->pid);
+        if (links_find(s, op->model) != NULL)
+            return err_set(&op->err, SHD_ENOTSUP,
+                           "worker '%.60s' (pid %d) has its parameters sent by NCCL, which cannot "
+                           "go back: end it, and start it again after the rewind",
+                           s->name, (int)s->pid);
     }
     return SHD_OK;
 }

@@ -653,6 +653,11 @@ class Engine:
             norm.__class__ = torch.Tensor
             norm.fill_(result.grad_norm)
         self.norms = []
+        if result.rewound:
+            self.begin_again()
+            self.drop()
+            self.moved()
+            raise StepReset(f'the model went back to step {self.model.step}: compute the batches of that step')
         if not self.elastic and 0 < self.model.puts - puts == self.model.step - step:  # they took this step's place
             if not self.new:
                 raise Misuse(f'the gradients of this step were dropped. {APART}')
