@@ -7,6 +7,7 @@
 #include "daemon/core/step_commit.h"
 #include "daemon/core/step_init.h"
 #include "daemon/core/step_put.h"
+#include "daemon/core/step_rewind.h"
 #include "proto/base/check.h"
 #include "tests/lib/test.h"
 
@@ -606,6 +607,43 @@ TEST(arrived_is_told_from_needs_no_sender)
     give(&sh, 0, 0, 0, false);
     finish_all(&sh);
     EXPECT(step_micro_in(sh.core, 1) && !step_micro_came(sh.core, 0));
+    shell_deinit(&sh);
+}
+
+/* Steps go back and rounds do not: what carries an attempt of before is told from what comes now,
+ * also of a step that is open again, or was committed before. */
+TEST(what_was_given_up_is_told_by_its_attempt)
+{
+    static struct shell sh;
+    struct rewind_record record;
+    uint64_t updates[2];
+    uint8_t *blob = malloc(LEDGER_BLOB_BYTES);
+    struct step_actions actions;
+    struct shd_err e = { 0 };
+    CHECK(blob != NULL);
+    shell_init(&sh, 2, 3, 1);
+    for (uint64_t step = 0; step < 4; step++) {
+        struct decision d;
+        if (step == 2)
+            step_rewind_take(sh.core, &record, updates, blob);
+        random_step(&sh, step);
+        EXPECT_OK(commit(&sh, step, /* skip= */ false, &d), &e);
+        finish_all(&sh);
+    }
+    const uint64_t before = step_attempt(sh.core);
+    EXPECT_STATUS(step_rewind(sh.core, 5, 0, &e), SHD_ESTEP);
+    EXPECT_STATUS(step_rewind(sh.core, 2, before + 2, &e), SHD_ERANGE); /* its round was there */
+    EXPECT_OK(step_rewind(sh.core, 2, 0, &e), &e);
+    EXPECT_OK(step_rewind_drop(sh.core, &actions), &e);
+    step_rewind_done(&sh.ledger, &record, updates, blob);
+    sh.core = step_init(sh.memory, &sh.ledger, NULL);
+    EXPECT(step_now(sh.core) == 2 && step_updates(sh.core) == 2);
+    EXPECT(step_attempt(sh.core) > before + 2);
+    EXPECT_EQ(step_when(sh.core, 4, before), STEP_WHEN_PAST);
+    EXPECT_EQ(step_when(sh.core, 2, before), STEP_WHEN_PAST);
+    EXPECT_EQ(step_when(sh.core, 1, before), STEP_WHEN_NOW); /* its record is known */
+    EXPECT_EQ(step_when(sh.core, 2, step_attempt(sh.core)), STEP_WHEN_NOW);
+    free(blob);
     shell_deinit(&sh);
 }
 
