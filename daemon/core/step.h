@@ -178,6 +178,11 @@ struct step_blob {
 };
 struct step_blob step_last_blob(const struct step *s); /* of the last commit */
 
+struct step_stopped { /* training, by a guard (step_guard.h) */
+    uint64_t step;    /* the one that was skipped */
+    struct decision_guard by;
+};
+
 struct step_result { /* of the last committed step, from the history */
     bool any;
     double metric; /* the first one, its mean over the micro-batches that had it; NaN: none */

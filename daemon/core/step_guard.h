@@ -17,11 +17,6 @@ struct guard_limits;
 /* The limits of the open step; none where this is not owner 0. */
 void step_guard_limits(const struct step *s, struct guard_limits *ret_limits);
 
-struct step_stopped {
-    uint64_t step; /* the one that was skipped */
-    struct decision_guard by;
-};
-
 /* Is nothing trained? */
 bool step_stopped(const struct step *s, struct step_stopped *ret_stopped);
 

@@ -174,11 +174,12 @@ static uint64_t sealed(struct metrics_model *m, uint64_t now_ns)
     return m->opened_ns;
 }
 
-static uint64_t committed(struct metrics_model *m, bool skip, uint64_t now_ns)
+static uint64_t committed(struct metrics_model *m, const struct note *n, uint64_t now_ns)
 {
     m->committed_ns = now_ns;
     m->steps++;
-    m->skipped_steps += skip;
+    m->skipped_steps.all += n->skip;
+    m->skipped_steps.by_guard += n->guarded;
     flow_now(m, now_ns)->steps++;
     if (m->sealed_ns == 0)
         return 0;
@@ -206,7 +207,7 @@ static uint64_t phase_over(struct metrics_model *m, const struct note *n, uint64
 {
     if (n->what == TRACE_COLLECT)
         return sealed(m, now_ns);
-    return n->what == TRACE_DECIDE ? committed(m, n->skip, now_ns) : opened(m, now_ns);
+    return n->what == TRACE_DECIDE ? committed(m, n, now_ns) : opened(m, now_ns);
 }
 
 void note(struct metrics_model *m, const struct note *n)

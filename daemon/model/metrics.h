@@ -52,7 +52,10 @@ struct metrics_model {
     struct metrics_daemon *daemon; /* borrowed */
     uint32_t place;                /* of the model, in the trace */
     uint64_t returns, return_bytes, stale_returns;
-    uint64_t steps, skipped_steps, backup_leases, checkpoints, failed_checkpoints;
+    uint64_t steps, backup_leases, checkpoints, failed_checkpoints;
+    struct {
+        uint64_t all, by_guard;
+    } skipped_steps;
     uint64_t saved_step, saved_ns; /* of the last checkpoint; saved_ns 0: none since we started */
     struct metrics_hist returned;  /* arrival to credit */
     struct metrics_hist applied;   /* a unit's update */
@@ -135,6 +138,7 @@ struct note {
     uint64_t since_ns; /* when the gradient arrived, the work was queued */
     uint64_t bytes;    /* of a gradient that arrived */
     bool skip;         /* a decision that changes nothing; work that is no update by it */
+    bool guarded;      /* such a decision: a guard made it */
 };
 
 /* Something of a model has happened. Of a phase's end unit, group and session mean nothing. */

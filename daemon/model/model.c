@@ -15,6 +15,7 @@
 #include "daemon/core/ledger.h"
 #include "daemon/core/ledger_set.h"
 #include "daemon/core/step.h"
+#include "daemon/core/step_guard.h"
 #include "daemon/core/step_init.h"
 #include "daemon/core/step_set.h"
 #include "daemon/core/verify.h"
@@ -403,6 +404,11 @@ int model_set(struct model *m, const uint8_t *change, size_t bytes, uint64_t at,
     if (r == SHD_OK)
         log_info("op=set model=%s from=%" PRIu64, m->spec->name, *ret_from);
     return r;
+}
+
+bool model_stopped(const struct model *m, struct step_stopped *ret_stopped)
+{
+    return step_stopped(m->core, ret_stopped);
 }
 
 int model_go_on(struct model *m, struct shd_err *e)

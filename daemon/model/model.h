@@ -35,6 +35,7 @@ struct spare;
 struct spec;
 struct spill;
 struct step;
+struct step_stopped;
 struct step_action;
 
 struct model_kept {              /* what outlives this process */
@@ -189,6 +190,9 @@ uint64_t model_norm(const struct model *m, uint32_t unit, double *ret_norm);
  * those: SHD_EPROTO, SHD_EINVAL, SHD_ERANGE. */
 int model_set(struct model *m, const uint8_t *change, size_t bytes, uint64_t at, uint64_t *ret_from,
               struct shd_err *e);
+
+/* As step_stopped(). */
+bool model_stopped(const struct model *m, struct step_stopped *ret_stopped);
 
 /* Train on after a guard has stopped it, as step_go_on() at owner 0. Errors beside those:
  * SHD_EINVAL.

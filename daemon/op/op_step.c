@@ -297,8 +297,10 @@ static int op_commit(struct op *op)
         return r;
     if (how == STEP_COMMITTED_FIRST) {
         board_set_step(m->board, req->step, STEP_APPLYING);
-        note(m->metrics,
-             &(struct note){ .what = TRACE_DECIDE, .step = req->step, .skip = counts.skip });
+        note(m->metrics, &(struct note){ .what = TRACE_DECIDE,
+                                         .step = req->step,
+                                         .skip = counts.skip,
+                                         .guarded = counts.guard.what != 0 });
         spill_step_over(m);
         apply_actions(m, &actions);
         lease_wait_wake(m); /* the next step's work can be handed out */

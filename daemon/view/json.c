@@ -16,6 +16,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/process.h"
 #include "proto/base/version.h"
+#include "proto/spec/guard.h"
 
 static json_t *real_or_null(double x)
 {
@@ -148,6 +149,29 @@ static void add_record(json_t *model, const struct step_prepared *record)
     json_object_set_new(model, "metrics", metrics);
 }
 
+static json_t *guard_json(const struct decision_guard *g)
+{
+    char text[GUARD_TEXT_BYTES];
+    return json_pack("{s:s, s:b, s:o, s:o, s:s}", "rule", guard_name(g->what), "stop", (int)g->stop,
+                     "value", real_or_null(g->value), "bound", real_or_null(g->bound), "text",
+                     guard_text(g, text));
+}
+
+/* What a guard did: to the last sealed step, and whether anything is trained. */
+static void add_guard(json_t *model, const struct view_model *vm)
+{
+    const struct step_prepared *record = &vm->last.sealed;
+    const struct step_stopped *stopped = &vm->last.stopped;
+    const bool by_guard = record->has_decision && record->decision.guard.what != GUARD_NONE;
+    json_object_set_new(model, "last_guard",
+                        by_guard ? guard_json(&record->decision.guard) : json_null());
+    json_object_set_new(model, "stopped",
+                        vm->owner == 0 && vm->last.is_stopped
+                            ? json_pack("{s:I, s:o}", "step", (json_int_t)stopped->step, "guard",
+                                        guard_json(&stopped->by))
+                            : json_null());
+}
+
 /* What the last committed step came to. */
 static void add_result(json_t *model, const struct view_model *vm)
 {
@@ -232,6 +256,8 @@ static json_t *model_json(const struct view_model *vm, const struct view_snapsho
         json_object_set_new(model, "pins", pins_json(vm));
     if (model != NULL)
         add_record(model, &vm->last.sealed);
+    if (model != NULL)
+        add_guard(model, vm);
     if (model != NULL)
         add_result(model, vm);
     if (model != NULL)

@@ -90,7 +90,9 @@ struct view_model {
     struct {
         struct step_prepared sealed;
         struct step_result committed;
-        char *settings; /* owned: JSON, of the one that is collected; NULL: nothing is set */
+        struct step_stopped stopped;
+        uint64_t is_stopped; /* 0 or 1: training, at owner 0 until it goes on */
+        char *settings;      /* owned: JSON, of the one that is collected; NULL: nothing is set */
         struct verify_state *verified; /* owned; NULL: the model has none that are */
     } last;                            /* steps */
     struct metrics_model metrics;      /* without senders */

@@ -153,6 +153,7 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->bytes.huge = m->state.huge_bytes + m->publish.huge_bytes;
     vm->last.sealed = *step_record(m->core);
     vm->last.committed = step_last_result(m->core);
+    vm->last.is_stopped = model_stopped(m, &vm->last.stopped);
     vm->metrics = *m->metrics;
     vm->metrics.senders = NULL;
     vm->captures.saves = checkpoint_progress(m, &vm->captures.checkpoint);

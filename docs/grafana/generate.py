@@ -21,7 +21,9 @@ def quantile(q, name):
 PANELS = [  # title, unit, [(expression, legend)]
     ("Step", "none", [(f"shardd_step{MODEL}", "{{device}} {{model}}")]),
     ("Steps per second", "ops", [(rate("shardd_steps_total"), "{{device}} {{model}}"),
-                                 (rate("shardd_skipped_steps_total"), "skipped {{model}}")]),
+                                 (rate("shardd_skipped_steps_total"), "skipped {{model}}"),
+                                 (rate("shardd_guard_skipped_steps_total"), "by its guard {{model}}")]),
+    ("Stopped by a guard", "none", [(f"shardd_stopped{MODEL}", "{{device}} {{model}}")]),
     ("Longest wait now", "s", [(f"shardd_wait_seconds{SELECT}", "{{device}} {{kind}}"),
                                (f"shardd_step_age_seconds{MODEL}", "open step {{device}} {{model}}")]),
     ("Loss", "none", [(f"shardd_loss{MODEL}", "{{device}} {{model}}")]),

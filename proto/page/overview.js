@@ -17,7 +17,9 @@ function modelChips(m) {
   const c = m.checkpoint;
   if (modelFailed(m)) found.push(["bad", text(m.name) + " failed"]);
   else if (m.ready === false) found.push(["warn", text(m.name) + " not ready"]);
-  if (m.last_skipped) found.push(["warn", "last step skipped"]);
+  const why = object(m.last_guard).text;
+  if (m.stopped) found.push(["bad", "training stopped: " + text(object(object(m.stopped).guard).text)]);
+  else if (m.last_skipped) found.push(["warn", "last step skipped" + (why ? ": " + text(why) : "")]);
   if (c) {
     const share = c.bytes_total > 0 ? " " + Math.floor((100 * c.bytes_done) / c.bytes_total) + NARROW +
       "%" : "";

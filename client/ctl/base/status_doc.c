@@ -128,6 +128,8 @@ static void read_model(const json_t *j, const json_t *none, void *item)
     m->norm = number(j, "grad_norm");
     read_settings(json_object_get(j, "settings"), m);
     read_verified(json_object_get(j, "verify"), m);
+    m->stopped[0] = '\0';
+    TEXT(json_object_get(json_object_get(j, "stopped"), "guard"), "text", m->stopped);
 }
 
 double doc_bytes(const struct doc *d, double ret_kinds[DOC_MEMORY])

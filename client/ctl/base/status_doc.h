@@ -31,6 +31,7 @@ struct doc_model {
     char settings[DOC_TEXT_BYTES];   /* "lr_scale.decay=0.5 since step 10"; "": nothing is set */
     char differ[DOC_TEXT_BYTES];     /* the last two copies of a gradient that did; "": none */
     double compared, differences;    /* such pairs; NAN: none are verified */
+    char stopped[DOC_TEXT_BYTES];    /* "norm 31000 is above 10 (norm_above)"; "": it is not */
     double written, to_write;        /* bytes, of the checkpoint; NAN: none */
     double step, owner, owners, units, micro_batches;
     double expected, returned, waiting;

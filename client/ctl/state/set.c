@@ -31,6 +31,7 @@ static const char set_more[] = VERB_WHERE
     "  betas.GROUP=X,Y       or beta1.GROUP=X, beta2.GROUP=Y; of SGD momentum.GROUP=X\n"
     "  clip_norm=X           of all gradients together; 0: do not clip\n"
     "  ...=spec              not set any more: as the spec and the workers say\n"
+    "  guard=go-on           alone: what the model's guard has stopped is trained again\n"
     "\n"
     "examples:\n"
     "  shardctl set gpt lr_scale.decay=0.5 weight_decay.decay=0.05\n"

@@ -344,6 +344,17 @@ TEST(stop_in_this_process)
     shd_close(s);
 }
 
+static void expect_status(shd_session *s, bool stopped)
+{
+    struct shd_err e = { 0 };
+    char *json = NULL;
+    EXPECT_OK(shd_status(s, 0, &json, &e), &e);
+    EXPECT_EQ(strstr(json, "\"stopped\":null") == NULL, stopped);
+    EXPECT_EQ(strstr(json, "\"stopped\":{\"step\":7,\"guard\":{\"rule\":\"norm_above\"") != NULL,
+              stopped);
+    free(json);
+}
+
 /* Through kills before, behind, and at the word that lets it go on; the gradients of the step that
  * was refused count. */
 TEST(stop_holds_through_kills_until_it_is_gone_on_with)
@@ -369,7 +380,9 @@ TEST(stop_holds_through_kills_until_it_is_gone_on_with)
         if (i == 0)
             fixture_restart(&daemons, 0);
         expect_stopped(m, toy_all_micros, 0);
+        expect_status(s, true);
         go_on(m);
+        expect_status(s, false);
         if (i == 0)
             fixture_restart(&daemons, 0);
         else

@@ -106,7 +106,8 @@ static void expect_model(const json_t *m)
                      "elems:i micro_batches:i expected:i returned:i waiting:i units:a bytes:o "
                      "rates:o times_ms:o leases:a checkpoint:o? saved:o? hold_step:i? pins:a "
                      "last_sum_norm:n? last_skipped:b "
-                     "metrics:a loss:n? grad_norm:n? lr:n? settings:o? verify:o?");
+                     "metrics:a last_guard:o? stopped:o? loss:n? grad_norm:n? lr:n? settings:o? "
+                     "verify:o?");
     expect_fields(json_object_get(m, "bytes"),
                   "state:i publish:i inbox:i board:i ledger:i spec:i spill:i spilled:i spare:i "
                   "huge:i");
