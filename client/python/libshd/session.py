@@ -58,7 +58,14 @@ class Result(NamedTuple):
     over: bool
     reported: int  # micro-batches that had metrics; 0: not known
     metrics: tuple[float, ...]
+    guard: str = ''  # why the model's guard skipped it: 'norm_above', 'norm_zscore', 'loss_zscore'
+    guard_value: float = 0.0  # the norm or the loss, which is above
+    guard_bound: float = 0.0
+    stopped: bool = False  # nothing is trained from here on, until model.set('guard=go-on')
     rewound: bool = False  # the model went back (rewind()): go on at Model.step
+
+
+_GUARDS = ('', 'norm_above', 'norm_zscore', 'loss_zscore')
 
 
 class _Interrupts:
@@ -343,7 +350,8 @@ class Model(_Open):
         finally:
             interrupts.watch = None
         return Result(result.step, result.grad_norm, result.skipped, result.over, result.reported,
-                      tuple(result.metrics), result.rewound)
+                      tuple(result.metrics), _GUARDS[result.guard] if result.guard < len(_GUARDS) else '?',
+                      result.guard_value, result.guard_bound, result.stopped, result.rewound)
 
     @property
     def loss_scale(self) -> float:

@@ -7,7 +7,7 @@ The loop stays as it is. docs/pytorch.md has the rest.
 """
 from typing import Any
 
-from ..errors import StepReset
+from ..errors import StepReset, Stopped
 from .api import close, digest, leases, no_sync, report, reset, save, shard, step_of, weight
 from .data import Sampler
 from .fsdp import FSDPModule, fully_shard
@@ -19,7 +19,7 @@ from .scaler import GradScaler
 from .state import load_safetensors, save_safetensors, writable
 
 __all__ = ['DDP', 'FSDPModule', 'GradScaler', 'Optimizer', 'Policy', 'Reader', 'Sampler', 'Settings', 'Step',
-           'StepReset', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest', 'from_deepspeed', 'from_fsdp', 'fully_shard',
+           'StepReset', 'Stopped', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest', 'from_deepspeed', 'from_fsdp', 'fully_shard',
            'leases', 'load_safetensors', 'no_sync', 'reader', 'report', 'reset', 'save', 'save_safetensors', 'shard',
            'step_of', 'weight', 'writable']
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Callable, Iterator, Optional, Union
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import nn
@@ -35,7 +35,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
           init: Optional[Callable[[nn.Module], None]] = None,
           name: Optional[str] = None, address: Optional[str] = None, overlap: bool = True,
           publish: Optional[torch.dtype] = None, grad_dtype: Optional[torch.dtype] = None,
-          restore: Optional[str] = None, timeout: Optional[float] = None
+          restore: Optional[str] = None, timeout: Optional[float] = None,
+          guard: Sequence[Mapping[str, Any]] = ()
           ) -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
 
@@ -67,6 +68,9 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     restore     a checkpoint to begin with, where the daemons have no model of its name
     timeout     seconds that another worker may be late (None: no limit while it may still come; who is waited for
                 is said every 10 s)
+    guard       rules by which a step that is far from those before is skipped, or training stopped:
+                [{'norm_above': 100}, {'norm_zscore': 6, 'window': 100, 'action': 'stop'}] (docs/states.md).
+                optimizer.last.guard says which one did; the loss of a rule is the first number of sd.report()
     """
     check.check_two(module, optimizer)
     check.check_choice('grads', grads, 'stream', 'step')
@@ -79,6 +83,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     check.check_timeout(timeout)
     check.check_name(name)
     check.check_function('init', init, 'a module')
+    if loss == 'sum' and any('loss_zscore' in rule for rule in guard):
+        raise NotSupported("guard: loss_zscore with loss='sum', where what is reported is a sum: take norm_zscore")
     policy, units, address = check.policy_of(policy), check.rule_of(units), check.address_of(address)
     if module in ENGINES:
         raise Misuse(f'{type(module).__name__} is sharded already')
@@ -107,7 +113,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
         unit.index = index
     dtype = layout.dtype_of(parts)
     spec = layout.spec_of(every, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
-                          grad_dtype, verify_every)
+                          grad_dtype, verify_every, guard)
 
     def begin(session: Session) -> Engine:
         model = attach.open_model(session, spec, name, every, place.rank == 0, timeout, init, restore)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import nn
@@ -168,16 +168,16 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, micro_batches: int,
             publish: torch.dtype, grad_dtype: Optional[torch.dtype] = None,
-            verify_every: int = 0) -> str:
+            verify_every: int = 0, guard: Sequence[Mapping[str, Any]] = ()) -> str:
     """The model's specification, in JSON (docs/protocol.md)."""
     # Rates are those of each step, so the specification has none. As in PyTorch, what had no gradient stays.
     groups: list[dict[str, Any]] = [{'name': f'group{at}', 'idle': 'skip'}
                                     for at in range(len(optimizer.param_groups))]
     if any(part.group == len(groups) for unit in units for part in unit.parts):  # buffers: buffers_of()
         groups.append({'name': f'group{len(groups)}', 'optimizer': {'kind': 'mean'}})
-    verified = {'verify_every': verify_every} if verify_every else {}  # older daemons do not know the field
-    return json.dumps({
-        **verified, 'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[publish],
+    rules = {'verify_every': verify_every} if verify_every else {}  # older daemons do not know these fields
+    return json.dumps(rules | ({'guard': list(guard)} if guard else {}) | {
+        'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[publish],
         'grad_dtype': DTYPES[grad_dtype or torch.float32], 'optimizer': optimizer_spec(optimizer), 'groups': groups,
         'units': [{'name': unit.name, 'tensors': [
             {'name': part.name, 'shape': shape_of(part.parameter), 'group': f'group{part.group}',

@@ -26,6 +26,8 @@ class Step(NamedTuple):
     grad_norm: float
     skipped: bool
     metrics: dict[str, float]
+    guard: str = ''  # why the model's guard skipped it: 'norm_above 100 (12345.6)'
+    stopped: bool = False  # by its guard: the next step() raises sd.Stopped
 
     @property
     def loss(self) -> Optional[float]:
@@ -123,7 +125,9 @@ class Optimizer(torch.optim.Optimizer):
         total = result.metrics[0] if engine.weighted else result.reported or engine.model.micro_batches
         self.last = Step(result.step - engine.model.puts, result.grad_norm, result.skipped,
                          {name: total if engine.weighted and not at else result.metrics[at] / total
-                          for at, name in enumerate(engine.names)})
+                          for at, name in enumerate(engine.names)},
+                         f'{result.guard} {result.guard_bound:g} ({result.guard_value:g})' if result.guard else '',
+                         result.stopped)
         engine.forget_names()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

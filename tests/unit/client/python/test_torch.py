@@ -338,6 +338,42 @@ class SameBits(unittest.TestCase):
         self.assertAlmostEqual(run(work)[0], run(reference)[0], places=6)
 
 
+class Guard(unittest.TestCase):
+    """Steps that are far from those before."""
+
+    def test_a_planted_batch_is_skipped_and_the_next_rule_stops(self):
+        def work():
+            module = made(Mlp)
+            module, opt = sd.shard(module, adamw(module), name='guarded', guard=[
+                {'norm_above': 1e4, 'action': 'stop'}, {'norm_zscore': 100, 'window': 4}])
+            found = []
+            for step in range(8):
+                before = [p.detach().clone() for p in module.parameters()]
+                (module(1000 * step) * {5: 1e3, 7: 1e9}.get(step, 1)).backward()
+                opt.step()
+                same = all(torch.equal(p, q) for p, q in zip(before, module.parameters()))
+                found.append((opt.last.guard.split(' ')[0], opt.last.skipped, opt.last.stopped, same))
+            module(0).backward()
+            try:
+                opt.step()
+            except sd.Stopped as why:
+                found.append(str(why))
+            return found
+        found, = run(work, world=1)
+        self.assertEqual(found[:8], [('', False, False, False)] * 5 + [
+            ('norm_zscore', True, False, True), ('', False, False, False), ('norm_above', True, True, True)])
+        self.assertIn('stopped training at step 7', found[8])
+
+    def test_what_is_no_rule_is_named(self):
+        def work():
+            module = made(Mlp)
+            try:
+                sd.shard(module, adamw(module), name='no', guard=[{'norm_above': 1, 'action': 'rewind'}])
+            except NotImplementedError as why:
+                return str(why)
+        self.assertIn('not in this version', run(work, world=1)[0])
+
+
 class Values(unittest.TestCase):
     """What the owners hold, written to and taken along."""
 
