@@ -572,7 +572,8 @@ uint32_t pins_show(const struct model *m, struct pin_shown ret_pins[PINS_MAX])
         struct pin_shown *shown = &ret_pins[count++];
         *shown = (struct pin_shown){ .step = pin->step,
                                      .bytes = pin->state != PIN_MAKING ? pin->segment.bytes : 0,
-                                     .ready = pin->state == PIN_READY };
+                                     .ready = pin->state == PIN_READY,
+                                     .began_ns = pin->state >= PIN_COPYING ? pin->began_ns : 0 };
         for (const struct hold *h = pin->holds; h != NULL; h = h->next)
             shown->sessions++;
     }

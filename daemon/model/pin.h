@@ -57,6 +57,7 @@ struct pin_shown { /* one of them, for who looks */
     uint64_t bytes;    /* of its memory; 0: there is none yet */
     uint32_t sessions; /* that have it pinned */
     bool ready;        /* all is copied; else its step is to come, or copying goes on */
+    uint64_t began_ns; /* of copying, by uv_hrtime(); 0: it is to come */
 };
 uint32_t pins_show(const struct model *m, struct pin_shown ret_pins[PINS_MAX]);
 

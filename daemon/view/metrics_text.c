@@ -136,6 +136,31 @@ static double seconds_since(const struct page *p, uint64_t then_ns)
     return p->s->taken_ns > then_ns ? (double)(p->s->taken_ns - then_ns) * S_PER_NS : 0;
 }
 
+/* Of steps that readers have pinned. */
+static void write_pins(const struct page *p)
+{
+    static const char *const families[][2] = {
+        { "pins", "Steps that readers have pinned." },
+        { "pin_bytes", "Memory of steps that readers have pinned." },
+        { "pin_seconds", "How long ago the oldest pinned step was copied." },
+    };
+    for (size_t f = 0; f < ARRAY_SIZE(families); f++) {
+        begin_family(p, families[f][0], "gauge", families[f][1]);
+        for (uint32_t i = 0; i < p->s->model_count; i++) {
+            const struct view_model *m = &p->s->models[i];
+            double values[] = { m->captures.pin_count, 0, 0 };
+            for (uint32_t k = 0; k < m->captures.pin_count; k++) {
+                const struct view_pin *pin = &m->captures.pins[k];
+                const double age_s = pin->began_ns > 0 ? seconds_since(p, pin->began_ns) : 0;
+                values[1] += (double)pin->bytes;
+                values[2] = age_s > values[2] ? age_s : values[2];
+            }
+            fprintf(p->out, "shardd_%s{device=\"%s\",model=\"%s\"} %.*f\n", families[f][0],
+                    p->device, m->spec->name, f == 2 ? 3 : 0, values[f]);
+        }
+    }
+}
+
 /* Of what has not been seen since the process began there is no sample. */
 static void write_ages(const struct page *p)
 {
@@ -321,6 +346,7 @@ int metrics_text(const struct view_snapshot *s, char **ret_text, size_t *ret_byt
     write_models(&p);
     write_build(&p);
     write_memory(&p);
+    write_pins(&p);
     write_room(&p);
     write_ages(&p);
     write_steps(&p);

@@ -72,6 +72,7 @@ struct view_pin { /* a step that readers have pinned */
     uint64_t step, bytes;
     uint32_t sessions;
     bool ready;
+    uint64_t began_ns; /* by taken_ns' clock; 0: it is to come */
 };
 
 struct view_model {

@@ -120,7 +120,7 @@ static void take_pins(const struct model *m, struct view_model *vm)
     vm->captures.pin_count = pins_show(m, pins);
     for (uint32_t i = 0; i < vm->captures.pin_count; i++)
         vm->captures.pins[i] = (struct view_pin){ pins[i].step, pins[i].bytes, pins[i].sessions,
-                                                  pins[i].ready };
+                                                  pins[i].ready, pins[i].began_ns };
 }
 
 static void take_numbers(const struct model *m, struct view_model *vm, uint64_t now_ns)

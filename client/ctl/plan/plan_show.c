@@ -159,13 +159,14 @@ static int print_owners(const struct spec *spec, const struct plan_ask *ask,
             " worker%s, %" PRIu32
             " slots)\n  + %s ledger, board and spec + %s spare for a successor = "
             "%s each at most, %s in all.\n"
-            "  While gradients wait for a slow worker up to %s more each, in host memory.\n",
+            "  While gradients wait for a slow worker up to %s more each, in host memory;\n"
+            "  for each step that readers have pinned (two at most) %s.\n",
             ask->daemons, ask->daemons == 1 ? "" : "s", text_size(o.max.state, state),
             text_size(o.max.publish, publish), text_size(o.max.inbox, inbox), ask->workers,
             ask->workers == 1 ? "" : "s", slots,
             text_size(o.max.ledger + o.max.board + o.max.spec, rest), text_size(o.max.spare, spare),
             text_size(o.max.all, all), text_size(o.total_bytes, total),
-            text_size(o.max.spill_max, spill));
+            text_size(o.max.spill_max, spill), publish);
     return SHD_OK;
 }
 
@@ -263,12 +264,13 @@ static json_t *json_ops(const struct plan *plan)
 static json_t *json_owners(const struct plan_ask *ask, const struct plan_owners *o)
 {
     return json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "daemons", integer(ask->daemons),
-        "state_bytes_max", integer(o->max.state), "publish_bytes_max", integer(o->max.publish),
-        "inbox_bytes_max", integer(o->max.inbox), "ledger_bytes_max", integer(o->max.ledger),
-        "board_bytes_max", integer(o->max.board), "spec_bytes_max", integer(o->max.spec),
-        "spare_bytes_max", integer(o->max.spare), "bytes_max", integer(o->max.all),
-        "spill_bytes_max", integer(o->max.spill_max), "total_bytes", integer(o->total_bytes));
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "daemons",
+        integer(ask->daemons), "state_bytes_max", integer(o->max.state), "publish_bytes_max",
+        integer(o->max.publish), "inbox_bytes_max", integer(o->max.inbox), "ledger_bytes_max",
+        integer(o->max.ledger), "board_bytes_max", integer(o->max.board), "spec_bytes_max",
+        integer(o->max.spec), "spare_bytes_max", integer(o->max.spare), "bytes_max",
+        integer(o->max.all), "spill_bytes_max", integer(o->max.spill_max), "pin_bytes_max",
+        integer(o->max.publish), "total_bytes", integer(o->total_bytes));
 }
 
 int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,

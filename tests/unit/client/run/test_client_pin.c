@@ -6,9 +6,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/paths/map.h"
 #include "client/session/session.h"
 #include "daemon/model/pin.h"
 #include "proto/base/sys.h"
+#include "proto/share/shardmap.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 
@@ -89,6 +91,19 @@ static bool shows(int index, const char *text)
     const bool there = strstr(r.body, text) != NULL;
     free(r.text);
     return there;
+}
+
+static double metric(const char *family)
+{
+    char line[64];
+    double value = -1;
+    const struct http_reply r = http_get(&daemons, 0, "/metrics");
+    snprintf(line, sizeof line, "\nshardd_%s{device=\"cpu0\",model=\"toy\"} ", family);
+    const char *at = strstr(r.body, line);
+    if (at != NULL)
+        value = strtod(at + strlen(line), NULL);
+    free(r.text);
+    return value;
 }
 
 /* Half of the micro-batches, once daemon 0 shows that text. */
@@ -404,6 +419,24 @@ static void little_memory(int index)
 {
     if (index == 1)
         sys_fault = no_room;
+}
+
+TEST(metrics_have_how_many_how_much_and_how_long)
+{
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, spec());
+    EXPECT(metric("pins") == 0 && metric("pin_bytes") == 0 && metric("pin_seconds") == 0);
+    EXPECT_OK(shd_pin(m, NULL, NULL, &e), &e);
+    EXPECT(metric("pins") == 1);
+    EXPECT(metric("pin_bytes") == (double)shardmap_publish_bytes(m->map->owners[0].shards));
+    EXPECT_SOON(metric("pin_seconds") > 0.01);
+    shd_unpin(m);
+    EXPECT_SOON(metric("pins") == 0);
+    EXPECT(metric("pin_bytes") == 0 && metric("pin_seconds") == 0);
+    shd_close(s);
+    fixture_stop(&daemons);
 }
 
 TEST(without_room_it_is_refused_and_training_goes_on)
