@@ -21,6 +21,7 @@
 #include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/clock.h"
+#include "proto/base/dir.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
 #include "proto/files/safetensors.h"
@@ -29,6 +30,7 @@
 #define LATEST      "LATEST"
 #define LATEST_PART ".LATEST.export" /* before it has its name */
 #define FILE_PART   ".export.partial"
+#define STEP_NAME   "step-%012" PRIu64 ".safetensors"
 
 static const char export_about[] =
     "Write a model's weights as DIR/step-N.safetensors and point DIR/LATEST to it, while training\n"
@@ -42,12 +44,13 @@ static const char export_more[] = VERB_WHERE
     "examples:\n"
     "  shardctl export /data/weights\n"
     "  shardctl export /data/weights --follow --every 50     stays while the daemons run\n"
+    "  shardctl export /dev/shm/weights --follow --keep 2    for tools on this host, in memory\n"
     "\n--follow: SIGINT and SIGTERM end it with 0, after the file at hand.\n"
     "exit code 1: nothing was written; the reason is on stderr\n";
 
 struct ask {
     const char *dir, *address, *model;
-    uint32_t every;
+    uint32_t every, keep; /* keep: 0: all */
     bool follow, json;
 };
 
@@ -151,6 +154,60 @@ static int write_step(const shd_model *m, int dir_fd, const char *name, uint64_t
     return r == SHD_OK ? rename_to(dir_fd, LATEST_PART, LATEST, e) : r;
 }
 
+/* -- Files before it --------------------------------------------------------------------------- */
+
+/* Exactly a name that we give. */
+static bool step_of(const char *name, uint64_t *ret_step)
+{
+    char again[CHECKPOINT_NAME_BYTES + 16];
+    if (sscanf(name, "step-%" SCNu64, ret_step) != 1)
+        return false;
+    snprintf(again, sizeof again, STEP_NAME, *ret_step);
+    return strcmp(again, name) == 0;
+}
+
+/* How many files of steps below `step` there are, and the oldest of them. */
+static int count_before(int dir_fd, uint64_t step, uint32_t *ret_count, uint64_t *ret_oldest,
+                        struct shd_err *e)
+{
+    const int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    const char *name;
+    uint64_t at;
+    if (dir == NULL) {
+        const int r = err_sys(e, SHD_EIO, "list what is exported");
+        if (fd >= 0)
+            close(fd);
+        return r;
+    }
+    *ret_count = 0;
+    *ret_oldest = UINT64_MAX;
+    while ((name = dir_next(&dir)) != NULL) {
+        if (!step_of(name, &at) || at >= step)
+            continue;
+        ++*ret_count;
+        *ret_oldest = at < *ret_oldest ? at : *ret_oldest;
+    }
+    return SHD_OK;
+}
+
+/* Leave `keep` files, that of `step` among them. Those of later steps, of a run before, are not
+ * ours to judge. */
+static int remove_old(int dir_fd, uint64_t step, uint32_t keep, struct shd_err *e)
+{
+    char name[CHECKPOINT_NAME_BYTES + 16];
+    uint64_t oldest = 0;
+    uint32_t count = 0;
+    int r = count_before(dir_fd, step, &count, &oldest, e);
+    while (r == SHD_OK && count >= keep) {
+        snprintf(name, sizeof name, STEP_NAME, oldest);
+        if (unlinkat(dir_fd, name, 0) != 0 && errno != ENOENT)
+            return err_sys(e, SHD_EIO, "remove '%s'", name);
+        r = count_before(dir_fd, step, &count, &oldest, e);
+    }
+    return r;
+}
+
 /* -- Steps ------------------------------------------------------------------------------------- */
 
 static void print_written(const struct ask *ask, const char *name, uint64_t step, uint64_t bytes,
@@ -178,8 +235,10 @@ static int export_one(const struct ask *ask, shd_model *m, int dir_fd, uint64_t 
     int r = shd_pin(m, &pin, ret_step, e);
     if (r != SHD_OK)
         return r;
-    snprintf(name, sizeof name, "step-%012" PRIu64 ".safetensors", *ret_step);
+    snprintf(name, sizeof name, STEP_NAME, *ret_step);
     r = write_step(m, dir_fd, name, &bytes, e);
+    if (r == SHD_OK && ask->keep > 0)
+        r = remove_old(dir_fd, *ret_step, ask->keep, e);
     if (r == SHD_OK)
         print_written(ask, name, *ret_step, bytes, m);
     return r;
@@ -243,6 +302,8 @@ int verb_export(int argc, char **argv)
         { "model", 'm', FLAG_STRING, "NAME", "which model (the only one there)", &ask.model, 0, 0 },
         { "follow", 'f', FLAG_BOOL, NULL, "stay, and write what comes", &ask.follow, 0, 0 },
         { "every", 0, FLAG_U32, "N", "only steps that are multiples of N (any)", &ask.every, 1,
+          UINT32_MAX },
+        { "keep", 0, FLAG_U32, "N", "remove files of steps before the last N (none)", &ask.keep, 1,
           UINT32_MAX },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON object a line: name, model, step, bytes",
           &ask.json, 0, 0 },

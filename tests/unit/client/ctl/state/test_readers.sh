@@ -58,6 +58,16 @@ shardctl export "$work/again" --json >"$work/out"
 expect "$work/out" '"step":60'
 cmp "$work/again/step-000000000060.safetensors" "$work/w/step-000000000060.safetensors"
 shardctl checkpoint "$work/saved" >/dev/null
+
+# --keep: the oldest go; what is no file of a step before this one stays.
+mkdir "$work/kept"
+for step in 1 2 3 59 61; do touch "$work/kept/step-$(printf %012d "$step").safetensors"; done
+touch "$work/kept/step-7.safetensors" "$work/kept/step-000000000005.safetensors.old"
+shardctl export "$work/kept" --keep 2 >/dev/null
+LC_ALL=C ls "$work/kept" >"$work/out"
+printf '%s\n' LATEST step-000000000005.safetensors.old step-000000000059.safetensors \
+    step-000000000060.safetensors step-000000000061.safetensors step-7.safetensors >"$work/want"
+cmp "$work/out" "$work/want" || fail "--keep 2 left: $(cat "$work/out")"
 cat >"$work/same.py" <<'EOF'
 import json, struct, sys
 
