@@ -762,10 +762,13 @@ struct shd_pin_options {
     bool exact;          /* this one, and no other: SHD_ESTEP where it is over */
     bool wait;           /* where two other steps are pinned: for one to go; else SHD_EBUSY */
     uint64_t timeout_ms; /* of the wait for a step to come; 0: without end */
+    bool ema;            /* not the parameters but their moving average, in the same type; of units
+                          * that have none (frozen ones, means) the parameters */
 };
 /* Wait until all owners have it, and map it. NULL: the latest. To follow training, let `from` be
  * the step after the last one. Errors, after which nothing is pinned: SHD_ENOMEM owners have no
- * room, with the numbers; SHD_ETIMEDOUT; SHD_ENOTSUP "local:", or a daemon of an older version. */
+ * room, with the numbers; SHD_ETIMEDOUT; SHD_ENOTSUP "local:", or a daemon of an older version;
+ * SHD_EINVAL `ema` of a model that has none. */
 SHD_API int shd_pin(shd_model *m, const struct shd_pin_options *options, uint64_t *ret_step,
                     struct shd_err *e);
 /* Of the pinned step: [unit elements] of shd_param_dtype(), read-only, in host memory. Borrowed

@@ -52,7 +52,8 @@ static int make_pin(struct link *link, const struct call *call, struct wire_requ
     (void)e;
     ret_request->type = WIRE_PIN;
     ret_request->pin = (struct wire_pin){ .model = p->model->map->owners[link->index].layout.handle,
-                                          .step = call->step };
+                                          .step = call->step,
+                                          .ema = p->options.ema };
     return SHD_OK;
 }
 
@@ -341,6 +342,9 @@ int shd_pin(shd_model *m, const struct shd_pin_options *options, uint64_t *ret_s
     int r = check_model(m, e);
     if (r == SHD_OK)
         r = take_options(options, &o, e);
+    if (r == SHD_OK && o.ema && m->spec->ema == 0)
+        r = err_set(e, SHD_EINVAL, "model '%s' has no moving average of its parameters",
+                    m->spec->name);
     if (r == SHD_OK && m->map->pinned == NULL)
         r = pinned_new(m, e);
     if (r != SHD_OK || m->map->pinned == NULL)

@@ -53,6 +53,7 @@ struct pin {
     struct model *model; /* borrowed */
     enum pin_state state;
     uint64_t step;
+    bool ema;               /* not parameters but their average, where a unit has one */
     struct segment segment; /* owned; as the publish segment, place for place */
     uint64_t number;        /* of the segment, of all that this model's pins ever had; from 1 */
     struct hold *holds;     /* owned */
@@ -285,16 +286,39 @@ static void copied(struct task *task)
     look_whether_unused(pin);
 }
 
-static int queue_piece(struct pin *pin, struct piece *piece, struct sweep_range range,
-                       struct shd_err *e)
+/* The average is converted as parameters are where they are published. range: of the unit. */
+static int queue_ema(struct pin *pin, struct piece *piece, uint32_t unit, struct sweep_range range,
+                     struct shd_err *e)
+{
+    const struct model *m = pin->model;
+    const uint64_t size = dtype_bytes(m->spec->publish);
+    const uint64_t at = range.at_bytes - shardmap_publish_offset_bytes(m->map, unit);
+    const struct kern_cast cast = { .out = (uint8_t *)pin->segment.base + range.at_bytes,
+                                    .out_dtype = m->spec->publish,
+                                    .in = model_array(m, spec_ema_array(m->spec), unit) + at / size,
+                                    .elems = range.bytes / size };
+    return kern_cast(m->kern, &cast, &piece->task.done, e);
+}
+
+static int queue_publish(struct pin *pin, struct piece *piece, struct sweep_range range,
+                         struct shd_err *e)
 {
     const struct model *m = pin->model;
     const struct kern_copy copy = { .to = (uint8_t *)pin->segment.base + range.at_bytes,
                                     .from = (const uint8_t *)m->publish.base + range.at_bytes,
                                     .bytes = range.bytes };
+    return kern_copy(m->kern, &copy, &piece->task.done, e);
+}
+
+/* unit: of an average the range is of this one alone. */
+static int queue_piece(struct pin *pin, struct piece *piece, uint32_t unit,
+                       struct sweep_range range, struct shd_err *e)
+{
     piece->pin = pin;
-    task_init(&piece->task, m->daemon->tasks, copied);
-    const int r = kern_copy(m->kern, &copy, &piece->task.done, e);
+    task_init(&piece->task, pin->model->daemon->tasks, copied);
+    const int r = pin->ema && spec_unit_ema(pin->model->spec, unit)
+                      ? queue_ema(pin, piece, unit, range, e)
+                      : queue_publish(pin, piece, range, e);
     piece->busy = r == SHD_OK;
     pin->in_queue += r == SHD_OK;
     return r;
@@ -307,7 +331,11 @@ static bool copy_next(struct pin *pin, struct piece *piece)
     struct shd_err e;
     if (!sweep_next(&pin->sweep, pin_piece_bytes, &range))
         return false;
-    const int r = queue_piece(pin, piece, range, &e);
+    const uint32_t unit = pin->sweep.unit;
+    const uint64_t left = sweep_rest(&pin->sweep, unit).bytes;
+    if (pin->ema && range.bytes > left)
+        range.bytes = left;
+    const int r = queue_piece(pin, piece, unit, range, &e);
     if (r == SHD_OK)
         sweep_took(&pin->sweep, range.bytes);
     else if (r == SHD_EBUSY)
@@ -342,7 +370,7 @@ static int copy_before_update(struct pin *pin, uint32_t unit, struct shd_err *e)
     if (piece == NULL)
         return err_set(e, SHD_ENOMEM, "no memory to pin a step");
     piece->apart = true;
-    const int r = queue_piece(pin, piece, rest, e);
+    const int r = queue_piece(pin, piece, unit, rest, e);
     if (r != SHD_OK) {
         free(piece);
         return r;
@@ -479,11 +507,11 @@ static int pin_new(struct op *op, struct pin **ret_pin)
 }
 
 /* One that another session has pinned, or that can still become this step. */
-static struct pin *find_step(const struct model *m, uint64_t step)
+static struct pin *find_step(const struct model *m, uint64_t step, bool ema)
 {
     for (uint32_t i = 0; m->waits.pins != NULL && i < PINS_MAX; i++) {
         struct pin *pin = m->waits.pins->items[i];
-        if (pin == NULL || pin->step != step || pin->state == PIN_FAILED)
+        if (pin == NULL || pin->step != step || pin->ema != ema || pin->state == PIN_FAILED)
             continue;
         if (pin->state >= PIN_COPYING || sweep_when(m->core, step) != SWEEP_OVER)
             return pin;
@@ -510,8 +538,9 @@ static int take(struct op *op, struct pin **ret_pin, struct hold **ret_hold)
 {
     struct model *m = op->model;
     const uint64_t step = op->req.pin.step, current = step_collecting(m->core);
+    const bool ema = op->req.pin.ema;
     struct hold *h = NULL;
-    struct pin *mine = find_of(m, op->session, &h), *pin = find_step(m, step);
+    struct pin *mine = find_of(m, op->session, &h), *pin = find_step(m, step, ema);
     if (pin == NULL && step < current)
         return err_set(&op->err, SHD_ESTEP,
                        "step %" PRIu64 " is to be pinned, the open step is %" PRIu64, step,
@@ -526,9 +555,10 @@ static int take(struct op *op, struct pin **ret_pin, struct hold **ret_hold)
         return r;
     if (pin != mine)
         h = join(pin, op->session);
-    if (pin->step != step && pin->state != PIN_MAKING)
+    if ((pin->step != step || pin->ema != ema) && pin->state != PIN_MAKING)
         pin->state = PIN_ARMED;
     pin->step = step;
+    pin->ema = ema;
     if (is_new)
         uv_queue_work(m->daemon->loop, &pin->work, make, made);
     *ret_pin = pin;
@@ -540,6 +570,9 @@ int pin_take(struct op *op)
 {
     struct pin *pin = NULL;
     struct hold *h = NULL;
+    if (op->req.pin.ema && op->model->spec->ema == 0)
+        return err_set(&op->err, SHD_EINVAL, "model '%s' has no moving average of its parameters",
+                       op->model->spec->name);
     int r = replace_waiting(op);
     if (r == SHD_OK)
         r = take(op, &pin, &h);

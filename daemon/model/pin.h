@@ -8,6 +8,10 @@
  * of it: work runs in queueing order, so every copy is of step K whatever is queued behind it, and
  * no step waits for a reader. The request is answered when all is copied.
  *
+ * A pin of the moving average (PIN.ema) is that of its state, converted to what is published; of
+ * units that have none, their parameters. It is another pin than that of the same step's
+ * parameters.
+ *
  * There is memory only while somebody pins. A session has one pin of a model: another PIN takes its
  * place and, where no other session shares it, its memory. Sessions that pin the same step share
  * one; there are at most PINS_MAX of different steps. The last one who lets go of it, or dies,

@@ -84,7 +84,9 @@ static bool is_over(const struct compute *c)
 int evaluate_beside(struct compute *c, struct progress *p, struct shd_err *e)
 {
     const struct options *o = c->options;
-    struct shd_pin_options pin = { .size = sizeof pin, .wait = true, .timeout_ms = LOOK_MS };
+    struct shd_pin_options pin = {
+        .size = sizeof pin, .wait = true, .timeout_ms = LOOK_MS, .ema = o->ema > 0
+    };
     uint64_t step = 0;
     int r = shd_pin(c->model, &pin, &step, e);
     if (r == SHD_OK)

@@ -87,8 +87,9 @@ static const struct flag table[] = {
     { "weight-decay", 0, FLAG_REAL, "X", "of matrices; biases and norms have none (0.1)",
       &parsed.weight_decay, 0, 100 },
     { "ema", 0, FLAG_REAL, "D",
-      "decay of the moving average of parameters that owners keep; 0: none (0)", &parsed.ema, 0,
-      0.9999999 },
+      "decay of the moving average of parameters that owners keep, and with --evaluate its losses; "
+      "0: none (0)",
+      &parsed.ema, 0, 0.9999999 },
     { "clip", 0, FLAG_REAL, "X", "global gradient norm; 0: no clipping (1)", &parsed.clip, 0, 1e9 },
     { "seed", 0, FLAG_U64, "N", "of the initial parameters, the batches and the sample (1)",
       &parsed.seed, 0, INTEGER_MAX },

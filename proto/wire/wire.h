@@ -73,7 +73,8 @@ enum wire_level {
     WIRE_LEVEL_SAID,   /* Layout.one_count */
     WIRE_LEVEL_STATES, /* Pin, Show, Drop, Fork, Set; settings of Prepared and Checkpointed;
                         * Digest.tensors of several units; OpenModel.first, Layout.instance */
-    WIRE_LEVEL_RULES,  /* Snapshot, Rewind; Commit.attempt; guards: of Decision, Prepared, Set */
+    WIRE_LEVEL_RULES,  /* Snapshot, Rewind; Commit.attempt; guards: of Decision, Prepared, Set;
+                        * Pin.ema */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -321,6 +322,7 @@ struct wire_rewind {
 struct wire_pin {
     uint32_t model;
     uint64_t step;
+    bool ema;
 };
 struct wire_unpin {
     uint32_t model;

@@ -234,6 +234,7 @@ static const struct wire_field rewind_fields[] = {
 static const struct wire_field pin_fields[] = {
     ROW(pin, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(pin, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(pin, ema, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
 };
 static const struct wire_field unpin_fields[] = {
     ROW(unpin, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),

@@ -149,7 +149,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->rewind.what == b->rewind.what && a->rewind.attempt == b->rewind.attempt &&
                a->rewind.consent == b->rewind.consent;
     case WIRE_PIN:
-        return a->pin.model == b->pin.model && a->pin.step == b->pin.step;
+        return a->pin.model == b->pin.model && a->pin.step == b->pin.step &&
+               a->pin.ema == b->pin.ema;
     case WIRE_UNPIN:
         return a->unpin.model == b->unpin.model;
     case WIRE_RESTORE:

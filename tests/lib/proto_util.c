@@ -399,8 +399,8 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         q.reset = random_reset(seed);
         break;
     case WIRE_PIN:
-        q.pin = (struct wire_pin){ random_u32(seed, 0, UINT32_MAX),
-                                   random_u64(seed, 0, UINT64_MAX) };
+        q.pin = (struct wire_pin){ random_u32(seed, 0, UINT32_MAX), random_u64(seed, 0, UINT64_MAX),
+                                   random_u32(seed, 0, 1) == 1 };
         break;
     case WIRE_UNPIN:
         q.unpin.model = random_u32(seed, 0, UINT32_MAX);

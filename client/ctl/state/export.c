@@ -51,7 +51,7 @@ static const char export_more[] = VERB_WHERE
 struct ask {
     const char *dir, *address, *model;
     uint32_t every, keep; /* keep: 0: all */
-    bool follow, json;
+    bool follow, ema, json;
 };
 
 static volatile sig_atomic_t stopped;
@@ -228,7 +228,7 @@ static int export_one(const struct ask *ask, shd_model *m, int dir_fd, uint64_t 
                       uint64_t *ret_step, struct shd_err *e)
 {
     const struct shd_pin_options pin = {
-        .size = sizeof pin, .step = from, .every = ask->every, .wait = true
+        .size = sizeof pin, .step = from, .every = ask->every, .wait = true, .ema = ask->ema
     };
     char name[CHECKPOINT_NAME_BYTES + 16];
     uint64_t bytes = 0;
@@ -301,6 +301,8 @@ int verb_export(int argc, char **argv)
         VERB_ADDRESS_FLAGS(ask.address),
         { "model", 'm', FLAG_STRING, "NAME", "which model (the only one there)", &ask.model, 0, 0 },
         { "follow", 'f', FLAG_BOOL, NULL, "stay, and write what comes", &ask.follow, 0, 0 },
+        { "ema", 0, FLAG_BOOL, NULL, "the moving average of the parameters, where the spec has one",
+          &ask.ema, 0, 0 },
         { "every", 0, FLAG_U32, "N", "only steps that are multiples of N (any)", &ask.every, 1,
           UINT32_MAX },
         { "keep", 0, FLAG_U32, "N", "remove files of steps before the last N (none)", &ask.keep, 1,

@@ -374,11 +374,11 @@ class Model(_Open):
         return step.value
 
     def pin(self, step: int = 0, *, every: int = 0, exact: bool = False, wait: bool = False,
-            timeout: float = 0) -> int:
+            timeout: float = 0, ema: bool = False) -> int:
         """Have the owners keep a step (shd.h: struct shd_pin_options); which one it is."""
         pinned = ctypes.c_uint64()
         options = sized(_c.shd_pin_options, step=step, every=every, exact=exact, wait=wait,
-                        timeout_ms=int(timeout * 1000))
+                        timeout_ms=int(timeout * 1000), ema=ema)
         self.session.call(lib.shd_pin, self.handle, ctypes.byref(options), ctypes.byref(pinned))
         return pinned.value
 

@@ -43,11 +43,11 @@ class Reader:
         found.clear()
 
     @contextlib.contextmanager
-    def pinned(self, step: int = 0, every: int = 0) -> Iterator[Snapshot]:
+    def pinned(self, step: int = 0, every: int = 0, ema: bool = False) -> Iterator[Snapshot]:
         """The same without a copy: the latest step, or the first possible one from `step` on (of those that `every`
-        divides), kept by the owners meanwhile. Nobody may write to these tensors: the process would end."""
+        divides), kept by the owners meanwhile; with `ema` their moving average. Nobody may write to these tensors: the process would end."""
         found = Snapshot()
-        found.step = self.model.pin(step, every=every, wait=True)
+        found.step = self.model.pin(step, every=every, wait=True, ema=ema)
         try:
             dtype = _TYPES[self.model.dtype]
             for tensor in self.model.tensors():

@@ -1,6 +1,8 @@
 /* The parameters' moving average at owners: what it is, the same bits for any number of them,
  * saved, forked, put, and as it begins. */
+#include "daemon/model/pin.h"
 #include "tests/lib/client_remote.h"
+#include "tests/lib/kern_util.h"
 
 #define STEPS 4u
 
@@ -222,6 +224,72 @@ TEST(weights_of_a_model_without_one_are_its_beginning)
     shd_close(s);
     fixture_stop(&daemons);
     remove_ckpts();
+}
+
+/* -- Read ---------------------------------------------------------------------------------------
+ */
+
+static uint64_t pin(shd_model *m, bool ema)
+{
+    struct shd_err e = { 0 };
+    uint64_t step;
+    const struct shd_pin_options options = { .size = sizeof options, .ema = ema };
+    EXPECT_OK(shd_pin(m, &options, &step, &e), &e);
+    return step;
+}
+
+/* The pinned arrays are the parameters, or their average where there is one, as they are published.
+ */
+static void expect_pinned(shd_model *m, bool ema)
+{
+    EXPECT_EQ(pin(m, ema), shd_step(m));
+    struct kern *k = device_new("scalar", 1);
+    for (uint32_t u = 0; u < PT_UNITS; u++) {
+        const bool average = ema && !shd_unit_frozen(m, u);
+        const uint64_t elems = shd_unit_elems(m, u);
+        float *want = array_of(m, u, average ? SHD_EMA : SHD_PARAMS);
+        uint16_t *published = malloc(elems * sizeof *published);
+        EXPECT_RUNS(cast, k, (&(struct kern_cast){ published, SHD_BF16, want, elems }));
+        EXPECT(memcmp(shd_pinned(m, u), published, elems * sizeof *published) == 0);
+        free(published);
+        free(want);
+    }
+    k->ops->free(k);
+}
+
+TEST(readers_pin_it_beside_the_parameters)
+{
+    const struct pt_model model = { .name = "pt", .publish = "bf16", .frozen = true, .ema = true };
+    struct shd_err e = { 0 };
+    const struct shd_pin_options options = { .size = sizeof options, .ema = true };
+    for (int owners = 1; owners <= 3; owners += 2) {
+        pin_piece_bytes = owners == 1 ? 512 : UINT64_C(4) << 20;
+        fixture_start(&daemons, owners, NULL);
+        shd_session *s = attach(PATIENT_MS), *other = attach(PATIENT_MS);
+        shd_model *m = open_pt(s, &model), *reader = open_pt(other, &model);
+        train_pt(m, 2);
+        pin(reader, false);
+        for (int i = 0; i < 4; i++) { /* of one memory, and of two at once */
+            expect_pinned(m, i % 2 == 0);
+            if (i == 1)
+                shd_unpin(reader);
+        }
+        EXPECT_EQ(pin(reader, true), 2);
+        float *before = array_of(m, 0, SHD_EMA);
+        train_pt(m, 2);
+        const float *kept = before;
+        EXPECT_EQ(((const uint16_t *)shd_pinned(reader, 0))[7],
+                  (bits_of(kept[7]) + 0x7fff + (bits_of(kept[7]) >> 16 & 1)) >> 16);
+        free(before);
+        shd_close(other);
+        shd_close(s);
+        s = attach(PATIENT_MS);
+        m = open_pt(s, &(struct pt_model){ .name = "plain" });
+        EXPECT_STATUS(shd_pin(m, &options, NULL, &e), SHD_EINVAL);
+        EXPECT_HAS(e.text, "has no moving average");
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
 }
 
 /* -- Forked, put --------------------------------------------------------------------------------
