@@ -185,7 +185,7 @@ static struct kern_trail trail_new(const struct bench_arrays *a, uint64_t elems)
 {
     struct kern_trail t = { .op = 1, .base = a->p };
     t.area = aligned_alloc(128, KERN_TRAIL_BYTES);
-    t.chunks = calloc(kern_trail_chunks(elems), sizeof *t.chunks);
+    t.chunks = calloc(2 * kern_trail_chunks(elems), sizeof *t.chunks); /* and an average's */
     CHECK(t.area != NULL && t.chunks != NULL);
     memset(t.area, 0, KERN_TRAIL_BYTES);
     t.base = (uintptr_t)a->m < (uintptr_t)t.base ? a->m : t.base;
@@ -200,7 +200,8 @@ static void trail_free(struct kern_trail *t)
 }
 
 static int run_ours(struct kern *k, const struct bench_arrays *a, uint64_t elems,
-                    enum bench_case which, struct kern_trail trail, struct shd_err *e)
+                    enum bench_case which, struct kern_trail trail, float *average,
+                    struct shd_err *e)
 {
     struct kern_sum sum = { .finite = true };
     fixsum_init(&sum.sum);
@@ -224,6 +225,7 @@ static int run_ours(struct kern *k, const struct bench_arrays *a, uint64_t elems
             .hypers = &hyper,
             .hyper_count = 1,
             .trail = trail,
+            .ema = { average, 0.001f, kern_trail_chunks(elems) },
         };
         r = kern_update(k, &u, &w.done, e);
     } else {
@@ -249,7 +251,8 @@ static void run_round(struct kern *k, struct crew *c, const struct rivals *rival
         const uint64_t start = clock_now_ns();
         if (variant == VARIANT_OURS) {
             struct shd_err e;
-            CHECK(run_ours(k, c->arrays, c->elems, which, (struct kern_trail){ 0 }, &e) == SHD_OK);
+            CHECK(run_ours(k, c->arrays, c->elems, which, (struct kern_trail){ 0 }, NULL, &e) ==
+                  SHD_OK);
         } else if (variant == VARIANT_PLAIN) {
             crew_run(c, rivals->plain->fn[which]);
         } else {
@@ -299,6 +302,7 @@ struct side {
     struct kern *kern;
     const struct bench_arrays *arrays;
     bool trail;
+    float *average; /* of the parameters, beside them; NULL: none */
 };
 
 /* sides[1] over sides[0], in pairs, as the figure `ratio`; and sides[1] alone. */
@@ -308,15 +312,19 @@ static void bench_pairs(const struct options *o, const struct side sides[2], enu
     static struct stat_series ns[2];
     memset(ns, 0, sizeof ns);
     struct kern_trail trails[2];
-    for (unsigned i = 0; i < 2; i++)
+    for (unsigned i = 0; i < 2; i++) {
         trails[i] = trail_new(sides[i].arrays, o->elems);
+        if (sides[i].average != NULL && (uintptr_t)sides[i].average < (uintptr_t)trails[i].base)
+            trails[i].base = sides[i].average;
+    }
     for (uint32_t i = 0; i < 2 * (o->trail_pairs + WARMUPS); i++) {
         const unsigned at = (i + i / 2) % 2;
         trails[at].op++;
         struct shd_err e;
         const uint64_t start = clock_now_ns();
         CHECK(run_ours(sides[at].kern, sides[at].arrays, o->elems, which,
-                       sides[at].trail ? trails[at] : (struct kern_trail){ 0 }, &e) == SHD_OK);
+                       sides[at].trail ? trails[at] : (struct kern_trail){ 0 }, sides[at].average,
+                       &e) == SHD_OK);
         const double ns_per_param = (double)(clock_now_ns() - start) / (double)o->elems;
         if (i >= 2 * WARMUPS)
             stat_add(&ns[at], ns_per_param);
@@ -342,8 +350,8 @@ static void bench_small(const struct options *o, struct kern *k, const struct be
     for (uint32_t i = 0; i < STAT_ROUNDS_MAX; i++) {
         struct shd_err e;
         const uint64_t start = clock_now_ns();
-        CHECK(run_ours(k, arrays, SHD_BLOCK_ELEMS, CASE_ACCUMULATE, (struct kern_trail){ 0 }, &e) ==
-              SHD_OK);
+        CHECK(run_ours(k, arrays, SHD_BLOCK_ELEMS, CASE_ACCUMULATE, (struct kern_trail){ 0 }, NULL,
+                       &e) == SHD_OK);
         stat_add(&us, (double)(clock_now_ns() - start) * 1e-3);
     }
     CHECK(sched_setaffinity(0, sizeof allowed, &allowed) == 0);
@@ -387,6 +395,8 @@ static void bench_threads(const struct options *o, const struct rivals *rivals,
         bench_check(kern_cpu_new(&against, &other, &e), &e);
     struct crew crew = { .arrays = arrays, .hyper = &hyper, .elems = o->elems };
     crew_start(&crew, threads, o->pin);
+    uint64_t huge_bytes = 0;
+    float *average = map_floats(o->elems, false, &huge_bytes);
     for (enum bench_case which = 0; which < CASES; which++) {
         static struct stat_series ns[VARIANTS];
         memset(ns, 0, sizeof ns);
@@ -395,15 +405,23 @@ static void bench_threads(const struct options *o, const struct rivals *rivals,
             run_round(k, &crew, rivals, which, round, ns);
         if (o->rounds > 0)
             report(o, rivals, which, threads, ns);
-        bench_pairs(o, (const struct side[]){ { k, arrays, false }, { k, arrays, true } }, which,
-                    threads, "trail.", "trail_over_none");
+        bench_pairs(o,
+                    (const struct side[]){ { k, arrays, false, NULL }, { k, arrays, true, NULL } },
+                    which, threads, "trail.", "trail_over_none");
+        if (which == CASE_ADAMW_F32 || which == CASE_ADAMW_BF16)
+            bench_pairs(
+                o, (const struct side[]){ { k, arrays, true, NULL }, { k, arrays, true, average } },
+                which, threads, "ema.", "ema_over_none");
         if (other != NULL)
-            bench_pairs(o, (const struct side[]){ { k, arrays, true }, { other, arrays, true } },
-                        which, threads, "against.", "against_over_isa");
+            bench_pairs(
+                o,
+                (const struct side[]){ { k, arrays, true, NULL }, { other, arrays, true, NULL } },
+                which, threads, "against.", "against_over_isa");
         if (small != NULL) {
             arrays_fill(k, small, o->elems);
-            bench_pairs(o, (const struct side[]){ { k, arrays, true }, { k, small, true } }, which,
-                        threads, "small.", "small_over_huge");
+            bench_pairs(
+                o, (const struct side[]){ { k, arrays, true, NULL }, { k, small, true, NULL } },
+                which, threads, "small.", "small_over_huge");
         }
     }
     crew_stop(&crew);
