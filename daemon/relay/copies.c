@@ -316,6 +316,13 @@ int copies_live(const struct copies *c, struct shd_err *e)
     return SHD_OK;
 }
 
+void copies_attempt(struct copies *c, uint32_t model, uint64_t attempt, uint64_t tried)
+{
+    for (uint32_t i = 0; i < COPIES_MODELS_MAX; i++)
+        if (c->models[i].mirror != NULL && c->models[i].handle == model)
+            mirror_attempt(c->models[i].mirror, attempt, tried);
+}
+
 /* -- What requests hand over ------------------------------------------------------------------- */
 
 static int find_gradient(struct copies *c, const struct wire_return *req, struct shd_err *e)

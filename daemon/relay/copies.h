@@ -83,6 +83,9 @@ int copies_next(struct copies *c, const uint8_t **ret_body, size_t *ret_bytes, s
 /* SHD_EGONE: the mirror of a model that is open is dead. */
 int copies_live(const struct copies *c, struct shd_err *e);
 
+/* What the model's board says of resets: in front of a reply that depends on it. */
+void copies_attempt(struct copies *c, uint32_t model, uint64_t attempt, uint64_t tried);
+
 /* The descriptor (borrowed) of the segment with this ticket, with its size and kind; -1: none. */
 int copies_claim(const struct copies *c, uint64_t ticket, uint64_t *ret_bytes, uint32_t *ret_kind);
 

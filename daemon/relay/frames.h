@@ -24,7 +24,8 @@ enum frame_type {
     FRAME_UNIT,    /* index: unit; at: where in publish; payload: its slice, perhaps torn */
     FRAME_VERSION, /* index: unit; id: version that its slice has, whole */
     FRAME_STATE,   /* index: phase; id: step */
-    FRAME_ATTEMPT, /* id: attempt; at: the step of which it was said */
+    FRAME_ATTEMPT, /* id: attempt; at: the step of which it was said. Of a session as well: index is
+                    * the model's handle */
     FRAME_FILLED,  /* every unit has been there once */
 };
 

@@ -37,6 +37,16 @@ struct mirror {
     uint32_t unversioned; /* units that have no version yet */
 };
 
+/* Attempts are numbered over a model's life, and sessions hear of them as the mirror's thread does:
+ * none takes back what another one has said. */
+void mirror_attempt(struct mirror *m, uint64_t attempt, uint64_t tried)
+{
+    pthread_mutex_lock(&m->relay->lock);
+    if (attempt > atomic_load_explicit(&m->board->attempt, memory_order_relaxed))
+        board_set_attempt(m->board, tried, attempt);
+    pthread_mutex_unlock(&m->relay->lock);
+}
+
 /* -- Frames ------------------------------------------------------------------------------------ */
 
 static int make_segments(struct mirror *m, const struct bulk_head *head, struct shd_err *e)
@@ -106,7 +116,7 @@ static int done(void *ctx, const struct bulk_head *head, void *payload, struct s
         board_set_step(m->board, head->id, head->index);
         return SHD_OK;
     case FRAME_ATTEMPT:
-        board_set_attempt(m->board, head->at, head->id);
+        mirror_attempt(m, head->id, head->at);
         return SHD_OK;
     case FRAME_FILLED:
         if (m->unversioned > 0)

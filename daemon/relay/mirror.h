@@ -32,6 +32,10 @@ void mirror_put(struct mirror *mirror); /* NULL is a no-op */
 /* Any thread. DEAD: the reason is in e. */
 enum mirror_state mirror_state(struct mirror *mirror, struct shd_err *e);
 
+/* Of one that is filled: its board says so from now on, unless it says something later. Any thread.
+ */
+void mirror_attempt(struct mirror *mirror, uint64_t attempt, uint64_t tried);
+
 /* Of one that is filled: borrowed as long as the reference. */
 const struct segment *mirror_publish(const struct mirror *mirror);
 const struct segment *mirror_board(const struct mirror *mirror);

@@ -7,6 +7,8 @@
 
 #include <inttypes.h>
 #include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -20,6 +22,7 @@
 #include "daemon/relay/relay.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/share/board.h"
 
 #define HANDSHAKE_NS (10 * NS_PER_S)
 #define POLL_MS      500
@@ -30,7 +33,9 @@ struct served_segment {
     enum segment_kind kind;
     dev_t dev; /* what tells whether another descriptor is of the same */
     ino_t ino;
-    uint64_t number; /* > 0, ascending: what both relays call it */
+    uint64_t number;  /* > 0, ascending: what both relays call it */
+    uint32_t model;   /* of a board: the handle */
+    uint64_t attempt; /* of a board: the one that the other relay knows */
 };
 
 struct served {
@@ -87,6 +92,20 @@ static int place(void *ctx, const struct bulk_head *head, void **ret_to, struct 
     return SHD_OK;
 }
 
+/* A daemon knows the relay's process alone: so the name says whose worker it is. */
+static int pass_hello(struct served *s, struct wire_request *hello, struct shd_err *e)
+{
+    char name[WIRE_NAME_BYTES_MAX];
+    size_t bytes;
+    const char *host = bulk_peer(s->bulk);
+    snprintf(name, sizeof name, "%.*s@%s", (int)(sizeof name - strlen(host) - 2), hello->hello.name,
+             host);
+    hello->hello.name = name;
+    const int r = wire_request_pack_for(hello, (uint32_t)s->daemon.welcome.ticket, s->message,
+                                        WIRE_FRAME_BYTES_MAX, &bytes, e);
+    return r == SHD_OK ? zconn_write(&s->daemon.z, s->message, bytes, e) : r;
+}
+
 static int done(void *ctx, const struct bulk_head *head, void *payload, struct shd_err *e)
 {
     struct served *s = ctx;
@@ -105,12 +124,14 @@ static int done(void *ctx, const struct bulk_head *head, void *payload, struct s
     int r = wire_request_unpack(payload, (size_t)head->bytes, &s->arena, &request, e);
     if (r == SHD_OK)
         r = frame_admits(&request, e);
+    if (r == SHD_OK && request.type == WIRE_HELLO)
+        return pass_hello(s, &request, e);
     return r == SHD_OK ? zconn_write(&s->daemon.z, payload, (size_t)head->bytes, e) : r;
 }
 
 /* -- What the daemon says ---------------------------------------------------------------------- */
 
-/* A place for one more: the oldest that is no inbox goes. */
+/* A place for one more: the oldest that is handed over once goes. */
 static struct served_segment *make_place(struct served *s, struct shd_err *e)
 {
     struct served_segment *oldest = NULL;
@@ -118,11 +139,12 @@ static struct served_segment *make_place(struct served *s, struct shd_err *e)
         struct served_segment *at = &s->segments[i];
         if (at->segment.fd < 0)
             return at;
-        if (at->kind != SEGMENT_INBOX && (oldest == NULL || at->number < oldest->number))
+        const bool lasts = at->kind == SEGMENT_INBOX || at->kind == SEGMENT_BOARD;
+        if (!lasts && (oldest == NULL || at->number < oldest->number))
             oldest = at;
     }
     if (oldest == NULL)
-        err_set(e, SHD_EBUSY, "a session with %u inboxes", SEGMENTS_MAX);
+        err_set(e, SHD_EBUSY, "a session with %u inboxes and boards", SEGMENTS_MAX);
     else
         segment_close(&oldest->segment);
     return oldest;
@@ -176,6 +198,23 @@ static int pass_segment(struct served *s, const struct wire_segment *said, bool 
     return r == SHD_OK && contents ? bulk_send(s->bulk, &bytes, at->segment.base, e) : r;
 }
 
+/* The board is looked at before each reply. It is no wait: the mirror has one of its own. */
+static int keep_board(struct served *s, const struct wire_layout *layout,
+                      const struct wire_segment *said, int fd, struct shd_err *e)
+{
+    struct served_segment *at = NULL;
+    if (said->bytes < sizeof(struct board)) {
+        close(fd);
+        return err_set(e, SHD_ESEGMENT, "a board of %" PRIu64 " bytes", said->bytes);
+    }
+    const int r = keep(s, fd, said, &at, e);
+    if (r != SHD_OK)
+        return r;
+    at->model = layout->model;
+    at->attempt = layout->attempt;
+    return SHD_OK;
+}
+
 static int pass_layout(struct served *s, const struct wire_layout *layout, struct shd_err *e)
 {
     int r = SHD_OK;
@@ -184,8 +223,32 @@ static int pass_layout(struct served *s, const struct wire_layout *layout, struc
         int fd;
         if (said->kind == SEGMENT_INBOX || said->kind == SEGMENT_SPEC)
             r = pass_segment(s, said, said->kind == SEGMENT_SPEC, e);
-        else if ((r = attach_claim(&s->daemon, said, &fd, e)) == SHD_OK)
+        else if ((r = attach_claim(&s->daemon, said, &fd, e)) == SHD_OK &&
+                 said->kind == SEGMENT_BOARD)
+            r = keep_board(s, layout, said, fd, e);
+        else if (r == SHD_OK)
             close(fd); /* the mirror has its own; a ticket is not to be left */
+    }
+    return r;
+}
+
+/* A daemon says on its board that a step was reset before it answers anybody so. Here a reply could
+ * overtake the board, which goes by the mirror: so what changed is told in front of the reply. */
+static int pass_attempts(struct served *s, struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < SEGMENTS_MAX; i++) {
+        struct served_segment *at = &s->segments[i];
+        if (at->segment.fd < 0 || at->kind != SEGMENT_BOARD)
+            continue;
+        const struct board *board = at->segment.base;
+        struct bulk_head head = { .type = FRAME_ATTEMPT, .index = at->model };
+        head.id = atomic_load_explicit(&board->attempt, memory_order_acquire);
+        head.at = atomic_load_explicit(&board->tried, memory_order_acquire);
+        if (head.id == at->attempt)
+            continue;
+        at->attempt = head.id;
+        r = bulk_send(s->bulk, &head, NULL, e);
     }
     return r;
 }
@@ -208,6 +271,8 @@ static int pass_reply(struct served *s, const uint8_t *body, size_t bytes, struc
     }
     if (r == SHD_OK && stage.ticket != 0)
         r = pass_segment(s, &stage, reply.type == WIRE_GOT, e);
+    if (r == SHD_OK)
+        r = pass_attempts(s, e);
     return r == SHD_OK ? bulk_send(s->bulk, &head, body, e) : r;
 }
 

@@ -70,6 +70,8 @@ static int place(void *ctx, const struct bulk_head *head, void **ret_to, struct 
         *ret_to = &s->side;
     else if (head->type == FRAME_REFUSED && head->bytes <= sizeof s->refused)
         *ret_to = s->refused;
+    else if (head->type == FRAME_ATTEMPT && head->bytes == 0)
+        return SHD_OK;
     else if (head->type == FRAME_SEGMENT || head->type == FRAME_BYTES)
         return copies_place(&s->copies, head, ret_to, e);
     else
@@ -120,6 +122,9 @@ static int done(void *ctx, const struct bulk_head *head, void *payload, struct s
         return err_set(e, SHD_EGONE, "refused: %.*s", (int)head->bytes, s->refused);
     case FRAME_SEGMENT:
         return copies_announce(&s->copies, head, e);
+    case FRAME_ATTEMPT:
+        copies_attempt(&s->copies, head->index, head->id, head->at);
+        return SHD_OK;
     case FRAME_MESSAGE:
         return reply_came(s, payload, (size_t)head->bytes, e);
     default:

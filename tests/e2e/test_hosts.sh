@@ -79,6 +79,7 @@ start_b() {
 }
 has_sockets() { [ -S "$work/B/cpu0.sock" ] && [ -S "$work/B/cpu1.sock" ]; }
 is_gone() { ! kill -0 "$1" 2>/dev/null; }
+is_named() { "$bin/shardctl" status -a "$work/A" --json | grep -q '@b"'; }
 logged() { grep -q -- "$2" "$work/$1"; }
 
 # What is seen of a run: rank 0's lines, whichever host it is on.
@@ -165,6 +166,7 @@ begin
 worker A 0 --slow 12 && worker_a=$!
 worker B 1 --slow 12 && worker_b=$!
 go_on 1
+soon "the worker's host in the daemons' status" is_named
 kill -KILL "$relay_b"
 start_b
 go_on 2

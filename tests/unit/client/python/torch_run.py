@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -50,9 +51,29 @@ class Daemons:
         self.address = os.path.join(self.directory, 'run')
         subprocess.run([self.shardctl, 'up', '--daemons', str(count), '--threads-per-daemon', '1', '--runtime-dir',
                         self.address], check=True, stdout=subprocess.DEVNULL)
-        os.environ['SHARDD_ADDRESS'] = self.address
+        self.relays = []
+        if os.environ.get('SHD_TEST_RELAYS') == '1':
+            self._relay(build, count)
+        os.environ['SHARDD_ADDRESS'] = self.address if not self.relays else os.path.join(self.directory, 'far')
+
+    def _relay(self, build, count):
+        """Workers attach through two relays, as if they were on another host."""
+        shardd, cluster = os.path.join(build, 'bin', 'shardd'), os.path.join(self.directory, 'cluster.json')
+        with socket.create_server(('127.0.0.1', 0)) as free:
+            port = free.getsockname()[1]
+        subprocess.run([self.shardctl, 'keys', 'new', cluster, 'a=127.0.0.1:%d' % port, 'b=127.0.0.1:1'], check=True)
+        for host, more in ('a', []), ('b', ['--from', 'a', '--device', ','.join('cpu%d' % i for i in range(count))]):
+            directory = self.address if host == 'a' else os.path.join(self.directory, 'far')
+            self.relays.append(subprocess.Popen(
+                [shardd, '--relay', '--cluster', cluster, '--host', host, '--runtime-dir', directory, *more,
+                 '--log-level', 'error']))
+        while not os.path.exists(os.path.join(self.directory, 'far', 'cpu%d.sock' % (count - 1))):
+            time.sleep(0.01)
 
     def down(self):
+        for relay in self.relays:
+            relay.terminate()
+            relay.wait()
         subprocess.run([self.shardctl, 'down', '--yes', '--runtime-dir', self.address], check=True,
                        capture_output=True)
         shutil.rmtree(self.directory)
