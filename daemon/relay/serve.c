@@ -114,8 +114,10 @@ static int done(void *ctx, const struct bulk_head *head, void *payload, struct s
         s->opened = true;
         s->open_head = *head;
         if (memchr(s->open.device, 0, sizeof s->open.device) == NULL ||
-            memchr(s->open.model, 0, sizeof s->open.model) == NULL)
+            memchr(s->open.model, 0, sizeof s->open.model) == NULL) {
+            s->open = (struct frame_open){ .device = "" }; /* nobody is to read it */
             return err_set(e, SHD_EPROTO, "a name in OPEN has no end");
+        }
         return frame_check_device(s->open.device, e);
     }
     if (head->type != FRAME_MESSAGE)

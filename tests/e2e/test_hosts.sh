@@ -17,7 +17,7 @@ model="--steps $steps --layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-b
        --sample 0 --eval-every 0 --log-every 1"
 work=$(mktemp -d "${TMPDIR:-/tmp}/shd-hosts.XXXXXX")
 on_a=() on_b=() wire=
-address_a=127.0.0.1:7181 address_b=127.0.0.1:7182
+address_a=127.$((1 + $$ / 65536 % 200)).$(($$ / 256 % 256)).$(($$ % 256)):7181 address_b=127.0.0.1:7182
 relay_a='' relay_b=''
 worker_a='' worker_b=''
 

@@ -1,0 +1,359 @@
+/* A relay and a host of its cluster that does not play by the rules: each is hung up on, the relay
+ * and the daemon behind it go on. And the other way round: what a relay in a daemon's stead takes
+ * of the other. */
+#include <poll.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "daemon/relay/bulk.h"
+#include "daemon/relay/copies.h"
+#include "daemon/relay/frames.h"
+#include "daemon/relay/relay.h"
+#include "proto/share/fdpass.h"
+#include "proto/share/listen.h"
+#include "proto/spec/layout.h"
+#include "proto/wire/wire.h"
+#include "tests/lib/child.h"
+#include "tests/lib/fixture.h"
+
+#define SHORT_NS (20 * NS_PER_S)
+
+/* -- A relay beside a daemon, and this test as the relay of another host
+ * --------------------------- */
+
+struct far {
+    struct fixture f;
+    pid_t relay;
+    char file[300];
+    struct bulk_keys *keys; /* of host b */
+};
+
+static void nothing(void)
+{
+}
+
+static void add_host(const char *file, struct cluster *cluster, const char *name, const char *at)
+{
+    struct cluster_host host = { .name = "" };
+    struct shd_err e = { 0 };
+    char path[400];
+    snprintf(host.name, sizeof host.name, "%s", name);
+    snprintf(host.address, sizeof host.address, "%s", at);
+    EXPECT_OK(cluster_key_path(file, name, path, sizeof path, &e), &e);
+    unlink(path);
+    EXPECT_OK(cluster_key_new(path, host.key, &e), &e);
+    EXPECT_OK(cluster_add(cluster, &host, &e), &e);
+}
+
+/* Of this process alone, so that copies of it can run side by side. */
+static void own_address(char name[LISTEN_NAME_BYTES])
+{
+    const unsigned pid = (unsigned)getpid();
+    snprintf(name, LISTEN_NAME_BYTES, "127.%u.%u.%u:7100", 1 + (pid >> 16 & 127), pid >> 8 & 255,
+             pid & 255);
+}
+
+static void far_start(struct far *far)
+{
+    struct cluster cluster = { 0 };
+    struct shd_err e = { 0 };
+    char address[LISTEN_NAME_BYTES];
+    *far = (struct far){ .relay = 0 };
+    signal(SIGPIPE, SIG_IGN);
+    fixture_start(&far->f, 1, NULL);
+    snprintf(far->file, sizeof far->file, "%s/keys", far->f.dir);
+    EXPECT(mkdir(far->file, 0700) == 0);
+    strcat(far->file, "/cluster.json");
+    own_address(address);
+    add_host(far->file, &cluster, "a", address);
+    add_host(far->file, &cluster, "b", "127.0.0.1:1");
+    EXPECT_OK(cluster_save(far->file, &cluster, &e), &e);
+    cluster_free(&cluster);
+    far->relay = test_fork();
+    if (far->relay == 0) {
+        const struct relay_config config = { .runtime_dir = far->f.dir,
+                                             .cluster = far->file,
+                                             .host = "a" };
+        _exit(relay_run(&config, nothing, &e) == SHD_OK ? 0 : 1);
+    }
+    EXPECT_OK(bulk_keys_new(far->file, "b", &far->keys, &e), &e);
+}
+
+static void far_stop(struct far *far)
+{
+    char command[400];
+    int status;
+    EXPECT(kill(far->relay, SIGTERM) == 0);
+    EXPECT(waitpid(far->relay, &status, 0) == far->relay);
+    EXPECT_EQ(status, 0);
+    bulk_keys_free(far->keys);
+    snprintf(command, sizeof command, "rm -r %s/keys", far->f.dir);
+    EXPECT_EQ(system(command), 0);
+    fixture_stop(&far->f);
+}
+
+struct heard {
+    uint8_t bytes[WIRE_FRAME_BYTES_MAX];
+    struct bulk_head last;
+    uint32_t frames;
+};
+
+static struct heard heard;
+
+static int hear(void *ctx, const struct bulk_head *head, void **ret_to, struct shd_err *e)
+{
+    (void)ctx;
+    if (head->bytes > sizeof heard.bytes)
+        return err_set(e, SHD_ERANGE, "a long frame");
+    *ret_to = heard.bytes;
+    return SHD_OK;
+}
+
+static int hear_done(void *ctx, const struct bulk_head *head, void *payload, struct shd_err *e)
+{
+    (void)ctx;
+    (void)payload;
+    (void)e;
+    heard.last = *head;
+    heard.frames++;
+    return SHD_OK;
+}
+
+static struct bulk *dial(const struct far *far)
+{
+    static const struct bulk_hooks hooks = { .place = hear, .done = hear_done };
+    const uint64_t end = test_now_ms() + TEST_HANG_MS;
+    struct shd_err e = { 0 };
+    struct bulk *bulk;
+    while (bulk_dial(far->keys, "a", SHORT_NS, &bulk, &e) != SHD_OK) { /* it is being started */
+        if (test_now_ms() > end)
+            FAIL("%s", e.text);
+        sleep_ms(10);
+    }
+    bulk_set_hooks(bulk, &hooks);
+    heard.frames = 0;
+    return bulk;
+}
+
+/* SHD_OK: so many frames came; else why the connection ended. */
+static int listen_for(struct bulk *bulk, uint32_t frames)
+{
+    const uint64_t end = test_now_ms() + TEST_HANG_MS;
+    struct shd_err e = { 0 };
+    int r = SHD_OK;
+    while (r >= SHD_OK && heard.frames < frames) {
+        struct pollfd p = { .fd = bulk_fd(bulk), .events = POLLIN };
+        poll(&p, 1, 100);
+        r = bulk_receive(bulk, &e);
+        if (r >= SHD_OK)
+            r = bulk_tick(bulk, &e);
+        if (test_now_ms() > end)
+            FAIL("neither %u frames nor an end", frames);
+    }
+    return r < SHD_OK ? r : SHD_OK;
+}
+
+static int tell(struct bulk *bulk, struct bulk_head head, const void *payload)
+{
+    struct shd_err e = { 0 };
+    return bulk_send(bulk, &head, payload, &e);
+}
+
+static int open_session(struct bulk *bulk, const char *device, uint32_t what)
+{
+    struct frame_open open = { .device = "" };
+    snprintf(open.device, sizeof open.device, "%s", device);
+    snprintf(open.model, sizeof open.model, "none");
+    return tell(
+        bulk,
+        (struct bulk_head){ .type = FRAME_OPEN, .index = what, .id = 1, .bytes = sizeof open },
+        &open);
+}
+
+/* A session whose welcome has come. */
+static struct bulk *attach(const struct far *far)
+{
+    struct bulk *bulk = dial(far);
+    EXPECT_EQ(open_session(bulk, "cpu0", FRAME_OPEN_SESSION), SHD_OK);
+    EXPECT_EQ(listen_for(bulk, 1), SHD_OK);
+    EXPECT_EQ(heard.last.type, FRAME_SIDE);
+    EXPECT_EQ(heard.last.bytes, sizeof(struct side_msg));
+    return bulk;
+}
+
+static int say(struct bulk *bulk, const struct wire_request *request)
+{
+    static uint8_t frame[WIRE_FRAME_BYTES_MAX];
+    struct shd_err e = { 0 };
+    size_t bytes;
+    EXPECT_OK(wire_request_pack(request, frame, sizeof frame, &bytes, &e), &e);
+    return tell(bulk, (struct bulk_head){ .type = FRAME_MESSAGE, .bytes = bytes }, frame);
+}
+
+static struct wire_request hello(enum wire_role role)
+{
+    struct wire_request request = { .seq = 1, .type = WIRE_HELLO };
+    struct side_msg welcome;
+    memcpy(&welcome, heard.bytes, sizeof welcome);
+    request.hello = (struct wire_hello){
+        .protocol = SHD_PROTOCOL, .role = role, .name = "far", .level = WIRE_LEVEL
+    };
+    memcpy(request.hello.token, welcome.token, WIRE_TOKEN_BYTES);
+    return request;
+}
+
+TEST(what_is_no_open_is_hung_up_on)
+{
+    static const struct bulk_head wrong[] = {
+        { .type = FRAME_MESSAGE, .bytes = 8 },
+        { .type = FRAME_OPEN, .index = 1, .bytes = 8 },
+        { .type = FRAME_BYTES, .id = 1, .bytes = 8 },
+        { .type = FRAME_OPEN, .index = 9, .bytes = sizeof(struct frame_open) }, /* no device */
+    };
+    static const char *const names[] = { "../cpu0", "cpu0/x", "", "CPU0" };
+    static const uint8_t zeros[sizeof(struct frame_open)];
+    struct far far;
+    far_start(&far);
+    for (uint32_t i = 0; i < 4; i++) {
+        struct bulk *bulk = dial(&far);
+        tell(bulk, wrong[i], zeros);
+        EXPECT(listen_for(bulk, 1) != SHD_OK);
+        bulk_close(bulk);
+        bulk = dial(&far);
+        open_session(bulk, names[i], FRAME_OPEN_SESSION);
+        EXPECT(listen_for(bulk, 1) != SHD_OK);
+        bulk_close(bulk);
+    }
+    uint8_t endless[sizeof(struct frame_open)];
+    memset(endless, 'x', sizeof endless);
+    struct bulk *bulk = dial(&far);
+    tell(bulk, (struct bulk_head){ .type = FRAME_OPEN, .index = 1, .bytes = sizeof endless },
+         endless);
+    EXPECT(listen_for(bulk, 1) != SHD_OK);
+    bulk_close(bulk);
+    bulk_close(attach(&far));
+    far_stop(&far);
+}
+
+TEST(frames_that_do_not_fit_end_the_session_and_nothing_else)
+{
+    static const struct bulk_head wrong[] = {
+        { .type = FRAME_BYTES, .id = 1, .bytes = 8 },     /* no segment was claimed */
+        { .type = FRAME_BYTES, .id = 0, .bytes = 8 },     /* nor has any this number */
+        { .type = FRAME_MESSAGE, .bytes = 0 },            /* no request */
+        { .type = FRAME_MESSAGE, .bytes = 8 },            /* garbage */
+        { .type = FRAME_SEGMENT, .bytes = 8 },            /* not of this side */
+        { .type = FRAME_OPEN, .index = 1, .bytes = 192 }, /* once is enough */
+        { .type = FRAME_MESSAGE, .bytes = WIRE_FRAME_BYTES_MAX + 1 },
+    };
+    struct far far;
+    far_start(&far);
+    uint8_t *garbage = malloc(WIRE_FRAME_BYTES_MAX + 1);
+    memset(garbage, 0xff, WIRE_FRAME_BYTES_MAX + 1);
+    for (uint32_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        struct bulk *bulk = attach(&far);
+        tell(bulk, wrong[i], garbage);
+        EXPECT(listen_for(bulk, 2) != SHD_OK);
+        bulk_close(bulk);
+    }
+    free(garbage);
+    bulk_close(attach(&far));
+    far_stop(&far);
+}
+
+TEST(what_works_on_a_daemon_or_its_files_does_not_pass)
+{
+    struct far far;
+    far_start(&far);
+    struct bulk *bulk = attach(&far);
+    struct wire_request request = hello(WIRE_ADMIN);
+    EXPECT_EQ(say(bulk, &request), SHD_OK);
+    EXPECT(listen_for(bulk, 2) != SHD_OK);
+    bulk_close(bulk);
+    static const enum wire_request_type refused[] = { WIRE_DRAIN, WIRE_CHECKPOINT, WIRE_OPEN_RING };
+    for (uint32_t i = 0; i < 3; i++) {
+        bulk = attach(&far);
+        request = hello(WIRE_TRAINER);
+        EXPECT_EQ(say(bulk, &request), SHD_OK);
+        EXPECT_EQ(listen_for(bulk, 2), SHD_OK); /* Welcome */
+        EXPECT_EQ(heard.last.type, FRAME_MESSAGE);
+        request = (struct wire_request){ .seq = 2, .type = refused[i] };
+        if (refused[i] == WIRE_CHECKPOINT)
+            request.checkpoint.path = "/tmp/x";
+        EXPECT_EQ(say(bulk, &request), SHD_OK);
+        EXPECT(listen_for(bulk, 3) != SHD_OK);
+        bulk_close(bulk);
+    }
+    far_stop(&far);
+}
+
+/* -- In a daemon's stead
+ * ---------------------------------------------------------------------------- */
+
+static int announce(struct copies *c, uint64_t number, uint32_t kind, uint64_t bytes)
+{
+    const struct bulk_head head = {
+        .type = FRAME_SEGMENT, .index = kind, .id = 77, .at = bytes, .bytes = sizeof number
+    };
+    struct shd_err e = { 0 };
+    void *to;
+    const int r = copies_place(c, &head, &to, &e);
+    if (r != SHD_OK)
+        return r;
+    memcpy(to, &number, sizeof number);
+    return copies_announce(c, &head, &e);
+}
+
+static int put_bytes(struct copies *c, uint64_t number, uint64_t at, uint64_t bytes)
+{
+    const struct bulk_head head = { .type = FRAME_BYTES, .id = number, .at = at, .bytes = bytes };
+    struct shd_err e = { 0 };
+    void *to;
+    return copies_place(c, &head, &to, &e);
+}
+
+TEST(segments_of_a_relay_that_lies_are_refused)
+{
+    struct copies c;
+    copies_init(&c);
+    EXPECT_STATUS(announce(&c, 1, SEGMENT_STATE, SHD_PAGE_BYTES), SHD_EPROTO);
+    EXPECT_STATUS(announce(&c, 1, SEGMENT_PUBLISH, SHD_PAGE_BYTES), SHD_EPROTO);
+    EXPECT_STATUS(announce(&c, 1, 99, SHD_PAGE_BYTES), SHD_EPROTO);
+    EXPECT_STATUS(announce(&c, 1, SEGMENT_INBOX, 0), SHD_EPROTO);
+    EXPECT_STATUS(announce(&c, 1, SEGMENT_INBOX, SHD_PAGE_BYTES + 1), SHD_EPROTO);
+    EXPECT_STATUS(announce(&c, 1, SEGMENT_INBOX, UINT64_MAX - 4095), SHD_EPROTO);
+    EXPECT_STATUS(announce(&c, 0, SEGMENT_STAGE, SHD_PAGE_BYTES), SHD_EPROTO);
+    EXPECT_STATUS(announce(&c, 1, SEGMENT_STAGE, UINT64_C(1) << 47), SHD_ENOMEM);
+    EXPECT_STATUS(announce(&c, 2, SEGMENT_STAGE, SHD_PAGE_BYTES), SHD_OK);
+    EXPECT_STATUS(announce(&c, 2, SEGMENT_STAGE, 2 * SHD_PAGE_BYTES), SHD_EPROTO);
+    EXPECT_STATUS(announce(&c, 2, SEGMENT_STAGE, SHD_PAGE_BYTES), SHD_OK); /* another ticket */
+    EXPECT_STATUS(announce(&c, 3, SEGMENT_INBOX, SHD_PAGE_BYTES), SHD_OK);
+    EXPECT_STATUS(put_bytes(&c, 3, 0, 1), SHD_EPROTO); /* the worker's alone */
+    EXPECT_STATUS(put_bytes(&c, 4, 0, 1), SHD_EPROTO);
+    EXPECT_STATUS(put_bytes(&c, 2, 0, SHD_PAGE_BYTES), SHD_OK);
+    EXPECT_STATUS(put_bytes(&c, 2, 1, SHD_PAGE_BYTES), SHD_ERANGE);
+    EXPECT_STATUS(put_bytes(&c, 2, SHD_PAGE_BYTES + 1, 0), SHD_ERANGE);
+    EXPECT_STATUS(put_bytes(&c, 2, UINT64_MAX, 2), SHD_ERANGE); /* the sum wraps */
+    copies_free(&c);
+}
+
+/* As many stages as there may ever be: the oldest goes, and an inbox never does. */
+TEST(stages_without_end_take_no_more_places)
+{
+    struct copies c;
+    copies_init(&c);
+    EXPECT_STATUS(announce(&c, 1, SEGMENT_INBOX, SHD_PAGE_BYTES), SHD_OK);
+    for (uint64_t number = 2; number < 200; number++)
+        EXPECT_STATUS(announce(&c, number, SEGMENT_STAGE, SHD_PAGE_BYTES), SHD_OK);
+    EXPECT_STATUS(announce(&c, 1, SEGMENT_INBOX, SHD_PAGE_BYTES), SHD_OK);
+    EXPECT_STATUS(put_bytes(&c, 2, 0, 1), SHD_EPROTO);
+    EXPECT_STATUS(put_bytes(&c, 199, 0, 1), SHD_OK);
+    for (uint64_t number = 200; number < 215; number++)
+        EXPECT_STATUS(announce(&c, number, SEGMENT_INBOX, SHD_PAGE_BYTES), SHD_OK);
+    EXPECT_STATUS(announce(&c, 215, SEGMENT_INBOX, SHD_PAGE_BYTES), SHD_EBUSY);
+    copies_free(&c);
+}
+
+TEST_MAIN()
