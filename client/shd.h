@@ -153,8 +153,9 @@ SHD_API uint32_t shd_owners(const shd_session *s); /* daemons of this session; "
  *       { "name": "head", "uses": ["embed"], "tensors": [ { "name": "ln", "shape": [128] } ] } ] }
  *
  * docs/protocol.md has every field. List units in forward order: so they are applied and become
- * readable. micro_batches, M: a step is the mean of so many. accumulate, a, an integer that divides
- * M (1): a worker sums the gradients of micro-batches k a to k a + a - 1 and returns them once.
+ * readable. micro_batches, M: a step is the mean of so many; [[0, 4], [1000, 8]]: 4, from step 1000
+ * on 8 (shd_micro_batches() says what the open step has). accumulate, a, an integer that divides M
+ * (1): a worker sums the gradients of micro-batches k a to k a + a - 1 and returns them once.
  * uses: units whose tensors this one reads too (tied weights), returned after the last use. */
 SHD_API int shd_model_open(shd_session *s, const char *spec_json, shd_model **ret_model,
                            struct shd_err *e);
@@ -189,7 +190,7 @@ SHD_API void shd_model_close(shd_model *m);
 SHD_API const char *shd_model_name(const shd_model *m);
 SHD_API const char *shd_model_spec(shd_model *m); /* canonical JSON, borrowed; NULL: no memory */
 SHD_API uint64_t shd_step(const shd_model *m);    /* the open one, as this worker knows */
-SHD_API uint32_t shd_micro_batches(const shd_model *m); /* M of the spec */
+SHD_API uint32_t shd_micro_batches(const shd_model *m); /* M of the open step */
 SHD_API uint32_t shd_accumulate(const shd_model *m);    /* a of the spec: returns per step = M/a */
 SHD_API enum shd_dtype shd_param_dtype(const shd_model *m);
 SHD_API uint32_t shd_units(const shd_model *m);

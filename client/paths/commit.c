@@ -183,8 +183,9 @@ static struct steps find_steps(const struct map_model *map)
  * on. */
 static int pass_on(struct shd_model *m, struct steps s, bool *ret_over, struct shd_err *e)
 {
-    const struct turn_update update = { .args = { .micro_batches = m->spec->micro_batches },
-                                        .recorded_only = true };
+    const struct turn_update update = {
+        .args = { .micro_batches = spec_micro_batches(m->spec, s.min) }, .recorded_only = true
+    };
     size_t bytes;
     void *data = sys_malloc(SHD_BLOB_BYTES_MAX);
     if (data == NULL)
@@ -235,7 +236,7 @@ static void settled(struct shd_model *m, struct steps s)
 static bool can_follow(const struct shd_model *m, struct steps s)
 {
     const struct map_model *map = m->map;
-    const uint32_t groups = spec_returns(m->spec);
+    const uint32_t groups = spec_micro_batches(m->spec, s.min) / m->spec->accumulate;
     const struct map_layout *ahead = &map->owners[s.ahead].layout;
     const bool put = ahead->decided && ahead->decision.put != 0;
     for (uint32_t i = 0; !put && i < map->owner_count; i++)

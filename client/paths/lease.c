@@ -41,7 +41,7 @@ static int take_leased(const struct round *round, const struct link *link,
                        const struct wire_reply *reply, struct shd_err *e)
 {
     struct leasing *l = round->ctx;
-    const uint32_t groups = spec_returns(l->m->spec);
+    const uint32_t groups = model_returns(l->m);
     l->leased = reply->leased;
     if (l->leased.step != round->arg)
         return link_err(link, SHD_EPROTO, e,

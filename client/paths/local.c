@@ -309,7 +309,8 @@ static uint32_t find_sent(const struct shd_model *m, uint32_t group, uint32_t un
 static int sum_arrived(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct local_unit *u = &m->local->units[unit];
-    while (u->next_group < spec_returns(m->spec) && u->arrived[u->next_group] != ARRIVED_NOT) {
+    const uint32_t groups = model_returns(m);
+    while (u->next_group < groups && u->arrived[u->next_group] != ARRIVED_NOT) {
         if (u->arrived[u->next_group] == ARRIVED_GRAD) {
             const uint32_t slot = find_sent(m, u->next_group, unit);
             const struct kern_accumulate accumulate = {
@@ -365,7 +366,7 @@ static int local_give(struct shd_model *m, const struct path_return *ret, struct
 static int check_complete(const struct shd_model *m, struct shd_err *e)
 {
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        if (!m->spec->units[u].frozen && m->local->units[u].next_group < spec_returns(m->spec))
+        if (!m->spec->units[u].frozen && m->local->units[u].next_group < model_returns(m))
             return err_set(e, SHD_EINVAL,
                            "unit %" PRIu32 " '%s', micro-batch %" PRIu32 " of step %" PRIu64
                            " was not returned, and nobody else will",
@@ -406,7 +407,7 @@ static int sum_squares(struct shd_model *m, struct wire_prepared *prepared, stru
 static void sum_metrics(const struct shd_model *m, struct wire_prepared *prepared)
 {
     const struct local_model *local = m->local;
-    for (uint32_t group = 0; group < spec_returns(m->spec); group++) {
+    for (uint32_t group = 0; group < model_returns(m); group++) {
         prepared->reported += local->metric_counts[group] > 0;
         if (local->metric_counts[group] > prepared->metric_count)
             prepared->metric_count = local->metric_counts[group];
@@ -453,7 +454,7 @@ static int update_units(struct shd_model *m, const struct decision *decision, st
             .m = u->m,
             .v = u->v,
             .grad = u->acc,
-            .grad_scale = mean ? (float)count_took(u, spec_returns(m->spec)) : decision->scale,
+            .grad_scale = mean ? (float)count_took(u, model_returns(m)) : decision->scale,
             .publish = u->publish,
             .publish_dtype = m->spec->publish,
             .elems = m->spec->units[i].elems,
@@ -494,6 +495,7 @@ static void begin_step(struct shd_model *m)
         local->units[u].next_group = 0;
         local->units[u].summed = false;
     }
+    local->returns_before = model_returns(m);
     memset(local->arrived, ARRIVED_NOT, (size_t)m->spec->unit_count * spec_returns(m->spec));
     memset(local->metric_counts, 0, sizeof local->metric_counts);
 }
@@ -612,7 +614,7 @@ static bool group_is_in(const struct shd_model *m, uint32_t group)
 static int local_lease(struct shd_model *m, uint32_t owner, bool now,
                        struct wire_leased *ret_leased, struct shd_err *e)
 {
-    const uint32_t groups = spec_returns(m->spec);
+    const uint32_t groups = model_returns(m);
     (void)owner;
     (void)now;
     (void)e;

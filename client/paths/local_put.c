@@ -15,7 +15,7 @@
 
 static int check_untouched(const struct shd_model *m, struct shd_err *e)
 {
-    const uint32_t groups = spec_returns(m->spec);
+    const uint32_t groups = model_returns(m);
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
         for (uint32_t g = 0; g < groups; g++)
             if (m->local->units[u].arrived[g] != ARRIVED_NOT)

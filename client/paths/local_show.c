@@ -31,7 +31,7 @@ static int find_gradient(struct looking *l, struct shd_err *e)
         return err_set(e, SHD_ENOENT, "unit '%.80s' holds no gradient at step %" PRIu64,
                        l->m->spec->units[l->m->spec->tensors[l->show->tensor].unit].name, step);
     l->shown.of_step = now ? step : step - 1;
-    l->shown.groups = now ? u->next_group : spec_returns(l->m->spec);
+    l->shown.groups = now ? u->next_group : l->m->local->returns_before;
     return SHD_OK;
 }
 

@@ -62,6 +62,7 @@ struct local_model {
     struct history_slot *history; /* owned, [HISTORY_SLOTS] */
     struct settings_kept settings;
     struct local_stopped stopped;
+    uint32_t returns_before; /* of the last committed step */
 };
 
 #endif

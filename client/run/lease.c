@@ -124,9 +124,9 @@ int shd_unlease(shd_model *m, uint32_t micro, struct shd_err *e)
     const int r = session_check(m->session, e);
     if (r != SHD_OK)
         return r;
-    if (micro >= m->spec->micro_batches)
+    if (micro >= model_micro_batches(m))
         return err_set(e, SHD_ERANGE, "micro-batch %" PRIu32 " of a step with %" PRIu32, micro,
-                       m->spec->micro_batches);
+                       model_micro_batches(m));
     drop_grads(m, micro / m->spec->accumulate);
     return lease_drop(m, micro / m->spec->accumulate, e);
 }
@@ -134,6 +134,6 @@ int shd_unlease(shd_model *m, uint32_t micro, struct shd_err *e)
 bool shd_is_in(const shd_model *m, uint32_t micro)
 {
     const uint32_t group = micro / m->spec->accumulate;
-    return micro < m->spec->micro_batches && m->in.step == m->step &&
+    return micro < model_micro_batches(m) && m->in.step == m->step &&
            (m->in.groups[group / 8] >> group % 8 & 1) != 0;
 }

@@ -135,7 +135,7 @@ const char *shd_model_spec(shd_model *m)
 
 uint32_t shd_micro_batches(const shd_model *m)
 {
-    return m->spec->micro_batches;
+    return model_micro_batches(m);
 }
 
 uint32_t shd_accumulate(const shd_model *m)

@@ -135,9 +135,9 @@ static int check_micros(const struct shd_model *m, const uint32_t *micros, uint3
 {
     const uint32_t a = m->spec->accumulate;
     for (uint32_t i = 0; i < count; i++) {
-        if (micros[i] >= m->spec->micro_batches)
+        if (micros[i] >= model_micro_batches(m))
             return err_set(e, SHD_ERANGE, "micro-batch %" PRIu32 " of a step with %" PRIu32,
-                           micros[i], m->spec->micro_batches);
+                           micros[i], model_micro_batches(m));
         if (i > 0 && micros[i] <= micros[i - 1])
             return err_set(e, SHD_EINVAL,
                            "micro-batch %" PRIu32 " after %" PRIu32 ": they must ascend", micros[i],

@@ -34,10 +34,10 @@ static int check_unit(const struct shd_model *m, uint32_t unit, struct shd_err *
 
 static int check_micro(const struct shd_model *m, uint32_t micro, struct shd_err *e)
 {
-    if (micro < m->spec->micro_batches)
+    if (micro < model_micro_batches(m))
         return SHD_OK;
     return err_set(e, SHD_ERANGE, "micro-batch %" PRIu32 " of a step with %" PRIu32, micro,
-                   m->spec->micro_batches);
+                   model_micro_batches(m));
 }
 
 /* -- Parameters -------------------------------------------------------------------------------- */
@@ -339,7 +339,7 @@ static int check_all_returned(const struct shd_model *m, struct shd_err *e)
 static struct decide_args decide_args(const struct shd_model *m, const struct shd_update *update)
 {
     struct decide_args args = {
-        .micro_batches = m->spec->micro_batches,
+        .micro_batches = model_micro_batches(m),
         .lr = update->lr,
         .clip_norm = update->clip_norm,
         .loss_scale = update->loss_scale,

@@ -120,6 +120,16 @@ struct shd_tensor model_tensor(const struct shd_model *m, uint32_t index)
                                 .elems = t->elems };
 }
 
+uint32_t model_micro_batches(const struct shd_model *m)
+{
+    return spec_micro_batches(m->spec, m->step);
+}
+
+uint32_t model_returns(const struct shd_model *m)
+{
+    return model_micro_batches(m) / m->spec->accumulate;
+}
+
 uint32_t model_returned_units(const struct shd_model *m)
 {
     return m->spec->trained_units;

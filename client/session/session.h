@@ -213,6 +213,10 @@ void model_step_over(struct shd_model *m);
 
 struct shd_tensor model_tensor(const struct shd_model *m, uint32_t index);
 
+/* Micro-batches of the open step, and groups of them. */
+uint32_t model_micro_batches(const struct shd_model *m);
+uint32_t model_returns(const struct shd_model *m);
+
 /* Units that are returned for each group: those with a gradient. */
 uint32_t model_returned_units(const struct shd_model *m);
 

@@ -257,8 +257,10 @@ struct left {
 static struct left find_left(struct lease *l, const struct asking *q, uint32_t *ret_missing)
 {
     struct left left = { 0, l->count, l->count };
+    const uint32_t groups = step_returns(q->core);
+    CHECK(groups <= l->count);
     *ret_missing = 0;
-    for (uint32_t i = 0; i < l->count; i++) {
+    for (uint32_t i = 0; i < groups; i++) {
         const struct group *g = &l->group[i];
         if (step_micro_in(q->core, i))
             continue;
@@ -427,8 +429,9 @@ static uint32_t choose_backup(struct lease *l, const struct asking *q)
 {
     const uint64_t takes = max_ns(takes_ns(l, q->worker), usual_ns(l));
     uint64_t last_ns = takes + takes / 2;
+    const uint32_t groups = step_returns(q->core);
     uint32_t late = l->count, last = l->count;
-    for (uint32_t i = 0; i < l->count; i++) {
+    for (uint32_t i = 0; i < groups; i++) {
         const struct group *g = &l->group[i];
         if (g->session[0] == 0 || has(g, q->worker->session) || step_micro_came(q->core, i) ||
             (i == q->verified && takes_part(l, i, q->worker->session)))

@@ -55,7 +55,7 @@ struct lease; /* lives in caller's memory */
 #define LEASE_VERIFY_NS  UINT64_C(1000000000) /* beside usual times, for a copy that is awaited */
 #define LEASE_WORKERS    128u                 /* so many sessions are known apart */
 
-size_t lease_bytes(uint32_t groups); /* groups: the core's micros, > 0 */
+size_t lease_bytes(uint32_t groups); /* groups: the most of a step, > 0 */
 
 /* In memory of lease_bytes() aligned to 16. */
 struct lease *lease_init(void *memory, uint32_t groups, bool cautious);

@@ -29,12 +29,12 @@ static void credit(struct step_actions *actions, step_ref ref, bool stale)
 
 static uint32_t *cell_at(const struct step *s, uint32_t unit, uint32_t micro)
 {
-    return &s->cells[(size_t)unit * s->micros + micro];
+    return &s->cells[(size_t)unit * s->returns.most + micro];
 }
 
 static _Atomic uint64_t *ledger_cell_at(const struct step *s, uint32_t unit, uint32_t micro)
 {
-    return &s->ledger.cell[(size_t)unit * s->micros + micro];
+    return &s->ledger.cell[(size_t)unit * s->returns.most + micro];
 }
 
 uint64_t step_collecting(const struct step *s)
@@ -64,7 +64,7 @@ static struct step_word done_word(const struct step *s, const struct step_action
     struct ledger_unit *kept = &s->ledger.unit[a->unit];
     if (a->kind == STEP_DO_APPLY)
         return (struct step_word){ &kept->version, a->step + 1,
-                                   ledger_op(&s->ledger, a->round, s->micros) };
+                                   ledger_op(&s->ledger, a->round, s->returns.most) };
     return (struct step_word){ &kept->progress, ledger_progress(a->round, true, a->micro + 1),
                                ledger_op(&s->ledger, a->round, a->micro) };
 }
@@ -94,7 +94,7 @@ static void record_metrics(struct step *s)
 {
     s->record.metric_count = s->record.reported = 0;
     memset(s->record.metrics, 0, sizeof s->record.metrics);
-    for (uint32_t micro = 0; micro < s->micros; micro++) {
+    for (uint32_t micro = 0; micro < s->returns.now; micro++) {
         const struct ledger_metrics *m = &s->ledger.metrics[micro];
         const uint64_t tag = atomic_load_explicit(&m->tag, memory_order_relaxed);
         const bool known = ledger_metrics_tag_round(tag) == s->round;
@@ -124,13 +124,13 @@ static void unit_advance(struct step *s, uint32_t unit, struct step_actions *act
     struct step_unit *u = &s->unit[unit];
     if (u->busy || u->summed || !u->free || s->dropping)
         return;
-    while (u->next < s->micros && *cell_at(s, unit, u->next) == CELL_NONE) {
+    while (u->next < s->returns.now && *cell_at(s, unit, u->next) == CELL_NONE) {
         *cell_at(s, unit, u->next) = CELL_EMPTY;
         u->next++;
         s->cells_waiting--;
         s->cells_in++;
     }
-    if (u->next == s->micros) { /* the last micro-batch took no part */
+    if (u->next == s->returns.now) { /* the last micro-batch took no part */
         u->busy = true;
         struct step_action *a = act(actions, u->started ? STEP_DO_SUM : STEP_DO_ZERO);
         a->unit = unit;
@@ -148,7 +148,7 @@ static void unit_advance(struct step *s, uint32_t unit, struct step_actions *act
     a->step = step_collecting(s);
     a->round = s->round;
     a->first = !u->started;
-    a->last = u->next + 1 == s->micros;
+    a->last = u->next + 1 == s->returns.now;
     a->done = done_word(s, a);
     if (ref == CELL_SPILLED)
         a->dtype = (enum shd_dtype)ledger_cell_dtype(
@@ -241,7 +241,7 @@ int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint
                 bool none, const double *metrics, uint32_t metric_count,
                 struct step_actions *ret_actions, struct shd_err *e)
 {
-    CHECK(unit < s->units && micro < s->micros);
+    CHECK(unit < s->units && micro < s->returns.most);
     CHECK(!s->unit[unit].frozen && ref > 0 && ref <= STEP_REF_MAX);
     ret_actions->count = 0;
     const uint64_t collecting = step_collecting(s);
@@ -250,6 +250,11 @@ int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint
                        "gradient of unit %" PRIu32 " for step %" PRIu64
                        ", the open step is %" PRIu64,
                        unit, step, collecting);
+    if (step == collecting && micro >= s->returns.now)
+        return err_set(e, SHD_ERANGE,
+                       "gradient %" PRIu32 " of unit %" PRIu32 ", step %" PRIu64 " has %" PRIu32
+                       " of each",
+                       micro, unit, step, s->returns.now);
     struct step_unit *u = &s->unit[unit];
     uint32_t *c = cell_at(s, unit, micro);
     if (step < collecting || micro < u->next || s->dropping) {
@@ -275,7 +280,7 @@ int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint
 
 bool step_waits(const struct step *s, uint32_t unit, uint32_t micro, step_ref ref)
 {
-    CHECK(unit < s->units && micro < s->micros);
+    CHECK(unit < s->units && micro < s->returns.most);
     const struct step_unit *u = &s->unit[unit];
     return is_ref(ref) && *cell_at(s, unit, micro) == ref && micro > u->next;
 }
@@ -330,7 +335,7 @@ static void drop_busy(struct step *s, uint32_t unit, struct step_actions *action
     struct step_unit *u = &s->unit[unit];
     if (u->lost_ref != 0)
         credit(actions, u->lost_ref, /* stale= */ true);
-    if (!u->lost && u->next < s->micros) {
+    if (!u->lost && u->next < s->returns.now) {
         uint32_t *c = cell_at(s, unit, u->next);
         if (is_ref(*c))
             credit(actions, *c, /* stale= */ true);
@@ -359,14 +364,14 @@ void step_accumulated(struct step *s, uint32_t unit, const struct fixsum *sum, b
         act(ret_actions, STEP_DO_DROPPED);
         return;
     }
-    if (u->next < s->micros) {
+    if (u->next < s->returns.now) {
         took_in(s, unit, ret_actions);
         if (sum == NULL) {
             unit_advance(s, unit, ret_actions);
             return;
         }
     }
-    CHECK(u->next == s->micros);
+    CHECK(u->next == s->returns.now);
     u->summed = true;
     s->units_summed++;
     s->finite = s->finite && finite;
@@ -477,7 +482,7 @@ struct step_result step_last_result(const struct step *s)
     if (commits == 0 ||
         !history_get(s->ledger.history, s->ledger.head->history_slots, commits, commits - 1, &row))
         return (struct step_result){ .metric = NAN, .norm = NAN, .lr = NAN };
-    const uint32_t reported = row.reported > 0 ? row.reported : s->micros;
+    const uint32_t reported = row.reported > 0 ? row.reported : s->returns.before;
     return (struct step_result){ .any = true,
                                  .metric = row.metric_count > 0 ? row.metrics[0] / reported : NAN,
                                  .norm = row.norm,
@@ -489,9 +494,19 @@ const struct step_prepared *step_record(const struct step *s)
     return &s->record;
 }
 
+uint32_t step_returns(const struct step *s)
+{
+    return s->returns.now;
+}
+
+uint32_t step_returns_before(const struct step *s)
+{
+    return s->returns.before;
+}
+
 uint64_t step_cells(const struct step *s)
 {
-    return (uint64_t)(s->units - s->units_frozen) * s->micros;
+    return (uint64_t)(s->units - s->units_frozen) * s->returns.now;
 }
 
 uint64_t step_cells_in(const struct step *s)
@@ -525,7 +540,7 @@ int step_unit_gradient(const struct step *s, uint32_t unit, struct step_gradient
     }
     if (s->has_last && s->last.put == 0 && ledger_progress_started(word) &&
         ledger_progress_round(word) == ledger_committed_round(&s->ledger)) {
-        *ret_gradient = (struct step_gradient){ step_collecting(s) - 1, s->micros };
+        *ret_gradient = (struct step_gradient){ step_collecting(s) - 1, s->returns.before };
         return SHD_OK;
     }
     return err_set(e, SHD_ENOENT, "unit %" PRIu32 " holds no gradient at step %" PRIu64, unit,
@@ -534,12 +549,12 @@ int step_unit_gradient(const struct step *s, uint32_t unit, struct step_gradient
 
 bool step_micro_in(const struct step *s, uint32_t micro)
 {
-    CHECK(micro < s->micros);
+    CHECK(micro < s->returns.most);
     return s->micro_units[micro] == s->units - s->units_frozen;
 }
 
 bool step_micro_came(const struct step *s, uint32_t micro)
 {
-    CHECK(micro < s->micros);
+    CHECK(micro < s->returns.most);
     return s->micro_came[micro] == s->units - s->units_frozen;
 }

@@ -125,7 +125,8 @@ void step_resume(struct step *s, uint32_t unit, struct step_actions *ret_actions
 
 /* A gradient arrived (none: the unit took no part, there is no slot). Metrics, if any, are those
  * of the micro-batch; the first to arrive count.
- * SHD_OK: taken or stale, CREDIT follows now or later. SHD_ESTEP: a step that is not open yet. */
+ * SHD_OK: taken or stale, CREDIT follows now or later. SHD_ESTEP: a step that is not open yet.
+ * SHD_ERANGE: the step has fewer micro-batches (step_ramp.h). */
 int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint32_t micro,
                 bool none, const double *metrics, uint32_t metric_count,
                 struct step_actions *ret_actions, struct shd_err *e);
@@ -190,11 +191,14 @@ struct step_result { /* of the last committed step, from the history */
 };
 struct step_result step_last_result(const struct step *s);
 const struct step_prepared *step_record(const struct step *s); /* of the last sealed step */
-uint64_t step_cells(const struct step *s);                     /* gradients that make a step */
+/* Gradients that a unit gets in the collecting step, and in the one before it: step_ramp.h. */
+uint32_t step_returns(const struct step *s);
+uint32_t step_returns_before(const struct step *s);
+uint64_t step_cells(const struct step *s);         /* gradients that make a step */
 uint64_t step_cells_in(const struct step *s);      /* gradients summed for the collecting step */
 uint64_t step_cells_waiting(const struct step *s); /* arrived, not summed yet */
 
-/* The lowest micro-batch of unit that is not in yet; == micros when all are. */
+/* The lowest micro-batch of unit that is not in yet; == step_returns() when all are. */
 uint32_t step_unit_next(const struct step *s, uint32_t unit);
 
 /* What the unit's accumulator holds between two pieces of work on it: the sum of the gradients of
@@ -202,7 +206,7 @@ uint32_t step_unit_next(const struct step *s, uint32_t unit);
  * SHD_ENOENT it holds no step's: a new model's, one that was reset, put or idle. */
 struct step_gradient {
     uint64_t step;
-    uint32_t micros; /* of spec_returns(); all of them: the step is summed */
+    uint32_t micros; /* of the step's gradients; all of them: it is summed */
 };
 int step_unit_gradient(const struct step *s, uint32_t unit, struct step_gradient *ret_gradient,
                        struct shd_err *e);

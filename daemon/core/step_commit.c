@@ -6,6 +6,7 @@
 
 #include "daemon/core/ledger.h"
 #include "daemon/core/step_guard.h"
+#include "daemon/core/step_ramp.h"
 #include "daemon/core/step_set.h"
 #include "daemon/core/step_state.h"
 #include "proto/base/check.h"
@@ -124,11 +125,11 @@ static void begin_put(struct step *s)
 static void count_means(struct step *s)
 {
     for (uint32_t u = 0; u < s->units; u++) {
-        const _Atomic uint64_t *cells = &s->ledger.cell[(size_t)u * s->micros];
+        const _Atomic uint64_t *cells = &s->ledger.cell[(size_t)u * s->returns.most];
         uint32_t took = 0;
         if (!s->unit[u].mean)
             continue;
-        for (uint32_t micro = 0; micro < s->micros; micro++) {
+        for (uint32_t micro = 0; micro < s->returns.now; micro++) {
             const uint64_t word = atomic_load_explicit(&cells[micro], memory_order_relaxed);
             took += ledger_cell_round(word) != s->round ||
                     ledger_cell_kind(word) != LEDGER_CELL_NONE;
@@ -173,14 +174,15 @@ static void begin_applying(struct step *s, const struct decision *decision, stru
     count_updates(s, decision);
     write_record(s, blob);
     s->phase = STEP_APPLYING;
+    step_ramp_next(s);
     s->apply_next = s->apply_done = 0;
     s->units_summed = s->units_frozen;
     s->cells_in = 0;
     CHECK(s->cells_waiting == 0);
     s->finite = true;
     fixsum_init(&s->sum);
-    memset(s->micro_units, 0, s->micros * sizeof *s->micro_units);
-    memset(s->micro_came, 0, s->micros * sizeof *s->micro_came);
+    memset(s->micro_units, 0, s->returns.most * sizeof *s->micro_units);
+    memset(s->micro_came, 0, s->returns.most * sizeof *s->micro_came);
     for (uint32_t u = 0; u < s->units; u++) {
         const struct step_unit was = s->unit[u];
         CHECK(!was.lost);

@@ -1,11 +1,15 @@
 /* See step_init.h. */
 #include "daemon/core/step_init.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #include "daemon/core/ledger.h"
+#include "daemon/core/step_ramp.h"
 #include "daemon/core/step_state.h"
 #include "proto/base/check.h"
+#include "proto/base/status.h"
+#include "proto/spec/ramp.h"
 
 /* The two headers do not see each other, so each has the number. */
 _Static_assert(STEP_METRICS_MAX == LEDGER_METRICS, "a ledger has room for what the core takes");
@@ -35,7 +39,8 @@ void step_recall_record(struct step *s)
                                         .finite = r->finite,
                                         .sum = r->sum,
                                         .metric_count = r->metric_count,
-                                        .reported = r->reported <= s->micros ? r->reported : 0,
+                                        .reported = r->reported <= s->returns.most ? r->reported
+                                                                                   : 0,
                                         .has_decision = true };
     ledger_decision_get(&s->ledger, commits & 1, &s->record.decision);
     memcpy(s->record.metrics, r->metrics, sizeof r->metrics);
@@ -47,8 +52,8 @@ void step_recall_record(struct step *s)
 /* Micro-batches of the collecting step that wait for their turn and are durable. */
 static void recover_cells(struct step *s, uint32_t unit)
 {
-    const size_t first = (size_t)unit * s->micros;
-    for (uint32_t micro = 0; micro < s->micros; micro++) {
+    const size_t first = (size_t)unit * s->returns.most;
+    for (uint32_t micro = 0; micro < s->returns.most; micro++) {
         if (micro < s->unit[unit].next) {
             s->micro_units[micro]++;
             s->micro_came[micro]++;
@@ -101,7 +106,7 @@ struct step *step_init(void *memory, const struct ledger *ledger, const bool *fr
     s->ledger = *ledger;
     s->round = ledger_round(ledger);
     s->units = units;
-    s->micros = micros;
+    s->returns.most = s->returns.now = s->returns.before = micros;
     s->finite = true;
     fixsum_init(&s->sum);
     const uint64_t commits = atomic_load_explicit(&ledger->head->commits, memory_order_acquire);
@@ -133,4 +138,20 @@ void step_means(struct step *s, uint32_t unit)
 {
     CHECK(unit < s->units);
     s->unit[unit].mean = s->unit[unit].skips_idle = true;
+}
+
+int step_ramp(struct step *s, const struct ramp *ramp, uint32_t accumulate, struct shd_err *e)
+{
+    CHECK(accumulate > 0);
+    s->returns.ramp = ramp;
+    s->returns.accumulate = accumulate;
+    CHECK(ramp_max(ramp) / accumulate <= s->returns.most);
+    step_ramp_next(s);
+    for (uint32_t u = 0; u < s->units; u++)
+        if (s->unit[u].next > s->returns.now)
+            return err_set(e, SHD_ESEGMENT,
+                           "ledger's unit %" PRIu32 " has %" PRIu32 " gradients of step %" PRIu64
+                           ", which has %" PRIu32,
+                           u, s->unit[u].next, step_collecting(s), s->returns.now);
+    return SHD_OK;
 }

@@ -73,8 +73,8 @@ static bool drop_waiting(struct step *s, struct step_actions *actions)
 {
     for (uint32_t u = 0; u < s->units; u++) {
         const bool read_now = s->unit[u].busy && !s->unit[u].lost;
-        for (uint32_t micro = s->unit[u].next + read_now; micro < s->micros; micro++) {
-            uint32_t *c = &s->cells[(size_t)u * s->micros + micro];
+        for (uint32_t micro = s->unit[u].next + read_now; micro < s->returns.most; micro++) {
+            uint32_t *c = &s->cells[(size_t)u * s->returns.most + micro];
             if (*c == CELL_EMPTY)
                 continue;
             if (*c <= STEP_REF_MAX) {

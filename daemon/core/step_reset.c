@@ -30,8 +30,8 @@ static void forget_sums(struct step *s)
     s->cells_in = 0;
     s->finite = true;
     fixsum_init(&s->sum);
-    memset(s->micro_units, 0, s->micros * sizeof *s->micro_units);
-    memset(s->micro_came, 0, s->micros * sizeof *s->micro_came);
+    memset(s->micro_units, 0, s->returns.most * sizeof *s->micro_units);
+    memset(s->micro_came, 0, s->returns.most * sizeof *s->micro_came);
 }
 
 static void begin_attempt(struct step *s, uint64_t attempt)
@@ -95,8 +95,8 @@ static bool is_ref(uint32_t cell)
 static void give_up_unit(struct step *s, uint32_t unit, struct step_actions *actions)
 {
     struct step_unit *u = &s->unit[unit];
-    if (u->busy && !u->lost && u->next < s->micros) {
-        uint32_t *cell = &s->cells[(size_t)unit * s->micros + u->next];
+    if (u->busy && !u->lost && u->next < s->returns.now) {
+        uint32_t *cell = &s->cells[(size_t)unit * s->returns.most + u->next];
         u->lost_ref = is_ref(*cell) ? *cell : 0;
         s->cells_waiting--;
         *cell = CELL_EMPTY;
@@ -116,10 +116,10 @@ bool step_reset_more(struct step *s, struct step_actions *ret_actions)
     if (!s->resetting)
         return false;
     for (; s->reset_unit < s->units; s->reset_unit++, s->reset_micro = 0) {
-        uint32_t *cells = &s->cells[(size_t)s->reset_unit * s->micros];
+        uint32_t *cells = &s->cells[(size_t)s->reset_unit * s->returns.most];
         if (s->reset_micro == 0)
             give_up_unit(s, s->reset_unit, ret_actions);
-        for (; s->reset_micro < s->micros; s->reset_micro++) {
+        for (; s->reset_micro < s->returns.most; s->reset_micro++) {
             uint32_t *cell = &cells[s->reset_micro];
             if (ret_actions->count == STEP_ACTIONS_MAX)
                 return true;

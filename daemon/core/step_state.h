@@ -24,11 +24,19 @@ struct step_unit {
     bool mean;
 };
 
+struct step_counts {      /* gradients of each unit */
+    uint32_t most;        /* in any step, and the stride of cells */
+    uint32_t now, before; /* in the collecting step, and in the one before it */
+    uint32_t accumulate;
+    const struct ramp *ramp; /* borrowed; NULL: all steps have the most */
+};
+
 struct step {
     struct ledger ledger;
     uint64_t
         round; /* ledger_round(), which each gradient asks for; with it and `now` the attempt */
-    uint32_t units, micros;
+    uint32_t units;
+    struct step_counts returns;
     uint32_t units_frozen;
     uint64_t now;
     enum step_phase phase;
@@ -54,10 +62,10 @@ struct step {
     } next;               /* of the row that the next commit writes */
     struct decision last; /* decision recorded */
     bool has_last;
-    uint32_t *micro_units;  /* [micros]: units for which it needs no sender any more */
-    uint32_t *micro_came;   /* [micros]: units for which it arrived at all */
+    uint32_t *micro_units;  /* [returns.most]: units for which it needs no sender any more */
+    uint32_t *micro_came;   /* [returns.most]: units for which it arrived at all */
     struct step_unit *unit; /* [units] */
-    uint32_t *cells;        /* [units][micros]: ref, or one of the CELL_ values */
+    uint32_t *cells;        /* [units][returns.most]: ref, or one of the CELL_ values */
 };
 
 #endif

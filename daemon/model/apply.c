@@ -324,7 +324,9 @@ static void done_without_kernel(struct model_unit *mu)
 static double sum_over_mean(const struct model *m)
 {
     const struct decision *d = &step_record(m->core)->decision;
-    const double count = d->divisor > 0 ? d->divisor : m->spec->micro_batches;
+    const double count = d->divisor > 0
+                             ? d->divisor
+                             : (double)step_returns_before(m->core) * m->spec->accumulate;
     return count * (d->loss_scale > 0 ? d->loss_scale : 1);
 }
 

@@ -214,6 +214,8 @@ int model_core(struct model *m, struct shd_err *e)
             step_means(m->core, u);
     int r = make_lease(m, lease, e);
     const struct settings_kept *kept = step_settings_kept(m->core);
+    if (r == SHD_OK)
+        r = step_ramp(m->core, m->spec->ramp, m->spec->accumulate, e);
     if (r == SHD_OK && kept != NULL)
         r = settings_check_kept(m->spec, kept, e);
     return r == SHD_OK ? step_check_counts(m->core, e) : r;

@@ -136,7 +136,7 @@ static int add_inbox(struct open_work *w, struct model *m)
 /* A bit for each group of micro-batches that needs no sender any more. */
 static int add_groups_in(struct op *op, const struct model *m)
 {
-    const uint32_t groups = spec_returns(m->spec);
+    const uint32_t groups = step_returns(m->core);
     const size_t bytes = (groups + 7) / 8;
     uint8_t *bits = sys_calloc(1, bytes);
     if (bits == NULL)

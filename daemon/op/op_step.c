@@ -52,7 +52,7 @@ static int check_place(struct op *op)
     if (req->unit >= spec->unit_count)
         return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
                        spec->unit_count);
-    if ((uint64_t)req->micro * spec->accumulate >= spec->micro_batches)
+    if (req->micro >= spec_returns(spec)) /* the step's own number is the core's to check */
         return err_set(&op->err, SHD_ERANGE,
                        "micro-batch %" PRIu32 " of a step with %" PRIu32 " (groups of %" PRIu32 ")",
                        req->micro, spec_returns(spec), spec->accumulate);

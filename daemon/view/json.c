@@ -245,7 +245,7 @@ static json_t *model_json(const struct view_model *vm, const struct view_snapsho
         status_name(vm->status), "step", (json_int_t)vm->step, "phase", step_phase_name(vm->phase),
         "updates", (json_int_t)vm->updates, "owner", (json_int_t)vm->owner, "owners",
         (json_int_t)vm->owners, "elems", (json_int_t)vm->elems, "micro_batches",
-        (json_int_t)spec_returns(vm->spec), "expected", (json_int_t)vm->expected, "returned",
+        (json_int_t)vm->returns, "expected", (json_int_t)vm->expected, "returned",
         (json_int_t)vm->returned, "waiting", (json_int_t)vm->waiting, "units",
         units_json(vm, brief), "bytes", bytes_json(vm), "rates", rates_json(&vm->rates), "times_ms",
         times_json(&vm->metrics), "leases",

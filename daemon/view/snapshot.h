@@ -84,6 +84,7 @@ struct view_model {
     uint64_t step, collecting, updates;
     uint64_t hold_step; /* the first that does not begin, while it drains */
     enum step_phase phase;
+    uint32_t returns; /* of the step: gradients that each unit gets */
     uint64_t expected, returned, waiting;
     struct {
         uint64_t state, publish, inbox, board, ledger, spec, spill, spilled, spare, huge;

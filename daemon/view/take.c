@@ -45,7 +45,7 @@ static void take_units(const struct model *m, struct view_model *vm)
 static void take_groups(const struct model *m, struct view_model *vm)
 {
     const uint64_t now_ns = uv_hrtime(), loop_ns = uv_now(m->daemon->loop) * 1000000;
-    for (uint32_t g = 0; g < spec_returns(m->spec); g++) {
+    for (uint32_t g = 0; g < step_returns(m->core); g++) {
         uint64_t session[2] = { 0 }, since_ns[2] = { 0 };
         const bool in = step_micro_in(m->core, g), came = step_micro_came(m->core, g);
         if (!in)
@@ -138,6 +138,7 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->updates = step_updates(m->core);
     vm->hold_step = m->waits.hold_step;
     vm->phase = step_phase(m->core);
+    vm->returns = step_returns(m->core);
     vm->expected = step_cells(m->core);
     vm->returned = step_cells_in(m->core);
     vm->waiting = step_cells_waiting(m->core);

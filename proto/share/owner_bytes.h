@@ -14,7 +14,7 @@ struct shardmap;
 
 struct owner_ask {
     uint64_t spec_bytes; /* of its canonical JSON, without NUL */
-    uint32_t returns;    /* gradients of a unit in a step: spec_returns() */
+    uint32_t returns;    /* gradients of a unit in a step: spec_returns(), the most */
     uint32_t sessions;   /* that train it, each with */
     uint32_t slots;      /* so many slots; 0: none */
     bool keeper;         /* a successor may adopt it: memory is kept spare for that */

@@ -13,6 +13,7 @@
 
 #include "proto/base/check.h"
 #include "proto/spec/guard.h"
+#include "proto/spec/ramp.h"
 
 const struct spec_init_row spec_init_rows[SPEC_INITS + 1] = {
     [SPEC_INIT_CONST] = { "const", 1 },
@@ -51,6 +52,7 @@ void spec_free(struct spec *spec)
     free(spec->units);
     free(spec->tensors);
     free(spec->by_name);
+    free(spec->ramp);
     free(spec->name);
     free(spec);
 }
@@ -73,6 +75,11 @@ bool spec_find_tensor(const struct spec *spec, const char *name, uint32_t *ret_i
             first = middle + 1;
     }
     return false;
+}
+
+uint32_t spec_micro_batches(const struct spec *spec, uint64_t step)
+{
+    return spec->ramp != NULL ? ramp_at(spec->ramp, step) : spec->micro_batches;
 }
 
 uint32_t spec_returns(const struct spec *spec)
@@ -219,6 +226,22 @@ static void compare_optimizer(struct comparison *c, const struct spec *open,
     same_real(c, open->dampening, asked->dampening, "optimizer.dampening");
 }
 
+static void compare_micro_batches(struct comparison *c, const struct spec *open,
+                                  const struct spec *asked)
+{
+    const struct ramp *o = open->ramp, *a = asked->ramp;
+    const bool one = o->count <= 1 && a->count <= 1;
+    if (one)
+        same_u64(c, spec_micro_batches(open, 0), spec_micro_batches(asked, 0), "micro_batches");
+    else
+        same_u64(c, o->count, a->count, "micro_batches: number of steps that change it");
+    for (uint32_t i = 0; !one && c->status == SHD_OK && i < o->count; i++) {
+        same_u64(c, o->rows[i].from, a->rows[i].from, "micro_batches[%" PRIu32 "][0]", i);
+        same_u64(c, o->rows[i].micro_batches, a->rows[i].micro_batches,
+                 "micro_batches[%" PRIu32 "][1]", i);
+    }
+}
+
 static void compare_groups(struct comparison *c, const struct spec *open, const struct spec *asked)
 {
     same_u64(c, open->group_count, asked->group_count, "number of groups");
@@ -296,7 +319,7 @@ int spec_compare(const struct spec *open, const struct spec *asked, struct shd_e
     struct comparison c = { SHD_OK, e };
     same_text(&c, open->name, asked->name, "name");
     same_u64(&c, open->seed, asked->seed, "seed");
-    same_u64(&c, open->micro_batches, asked->micro_batches, "micro_batches");
+    compare_micro_batches(&c, open, asked);
     same_u64(&c, open->accumulate, asked->accumulate, "accumulate");
     same_u64(&c, open->verify_every, asked->verify_every, "verify_every");
     same_text(&c, dtype_name(open->publish), dtype_name(asked->publish), "publish");

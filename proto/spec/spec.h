@@ -37,6 +37,8 @@ struct spec_init_row {
 #define SPEC_INITS 3 /* ids 1..3 */
 extern const struct spec_init_row spec_init_rows[SPEC_INITS + 1];
 
+struct ramp;
+
 struct spec_group {
     char *name;          /* owned, unique */
     double lr_scale;     /* default 1 */
@@ -75,8 +77,9 @@ struct guard;
 struct spec {
     char *name;
     uint64_t seed;
-    uint32_t micro_batches;    /* M, 1..SHD_MICROS_MAX */
-    uint32_t accumulate;       /* micro-batches per returned gradient; divides micro_batches */
+    uint32_t micro_batches;    /* the most of a step, which memory is laid out for */
+    struct ramp *ramp;         /* owned: M of each step, 1..SHD_MICROS_MAX; one row: of all */
+    uint32_t accumulate;       /* micro-batches per returned gradient; divides each M */
     uint64_t verify_every;     /* of these steps, one group is computed by two workers; 0: never */
     enum shd_dtype publish;    /* what workers read */
     enum shd_dtype grad_dtype; /* of gradients as workers return them; default fp32 */
@@ -112,8 +115,11 @@ bool spec_find_tensor(const struct spec *spec, const char *name, uint32_t *ret_i
  * open model has 1024". */
 int spec_compare(const struct spec *open, const struct spec *asked, struct shd_err *e);
 
-/* Gradients an owner gets of each trainable unit in a step: micro_batches / accumulate. Return's
- * micro counts these. */
+/* M of a step. */
+uint32_t spec_micro_batches(const struct spec *spec, uint64_t step);
+
+/* The most gradients an owner gets of each trainable unit in a step: micro_batches / accumulate.
+ * Return's micro counts these. */
 uint32_t spec_returns(const struct spec *spec);
 
 /* Moment arrays the optimizer keeps per parameter: AdamW 2, SGD and Lion 1. Of a unit: 0 where it

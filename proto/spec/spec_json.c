@@ -11,6 +11,7 @@
 #include "proto/spec/spec_guard.h"
 #include "proto/spec/spec_node.h"
 #include "proto/spec/spec_optimizer.h"
+#include "proto/spec/spec_ramp.h"
 #include "proto/spec/spec_write.h"
 
 struct parser {
@@ -453,12 +454,8 @@ static int parse_accumulate(struct parser *p, const struct node *n)
     const int r = n->json != NULL ? node_u64(n, 1, s->micro_batches, &a, p->e) : SHD_OK;
     if (r != SHD_OK)
         return r;
-    if (s->micro_batches % a != 0)
-        return err_set(p->e, SHD_EINVAL,
-                       "%s is %" PRIu64 ", must divide micro_batches (%" PRIu32 ")",
-                       node_path(n).text, a, s->micro_batches);
     s->accumulate = (uint32_t)a;
-    return SHD_OK;
+    return spec_ramp_check(s, n, a, p->e);
 }
 
 static int check_any_trainable(struct parser *p)
@@ -522,20 +519,17 @@ static int parse_root(struct parser *p, const struct node *root)
     if (r != SHD_OK)
         return r;
     const struct node name = node_field(root, "name"), seed = node_field(root, "seed");
-    const struct node micros = node_field(root, "micro_batches");
     const struct node accumulate = node_field(root, "accumulate");
     const struct node verify = node_field(root, "verify_every");
     const struct node publish = node_field(root, "publish"), groups = node_field(root, "groups");
     const struct node grad_dtype = node_field(root, "grad_dtype");
     const struct node optimizer = node_field(root, "optimizer"), units = node_field(root, "units");
     const struct node guard = node_field(root, "guard");
-    uint64_t micro_batches = 0;
     r = node_name(&name, &s->name, p->e);
     if (r == SHD_OK && seed.json != NULL)
         r = node_u64(&seed, 0, INT64_MAX, &s->seed, p->e);
     if (r == SHD_OK)
-        r = node_u64(&micros, 1, SHD_MICROS_MAX, &micro_batches, p->e);
-    s->micro_batches = (uint32_t)micro_batches;
+        r = spec_ramp_parse(s, root, p->e);
     if (r == SHD_OK)
         r = parse_accumulate(p, &accumulate);
     if (r == SHD_OK && verify.json != NULL)

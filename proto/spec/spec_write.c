@@ -20,6 +20,7 @@
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_guard.h"
 #include "proto/spec/spec_optimizer.h"
+#include "proto/spec/spec_ramp.h"
 
 #define ROOM_MIN   ((size_t)4096)
 #define REAL_BYTES 32u
@@ -176,11 +177,11 @@ static json_t *groups_json(const struct spec *spec)
 /* All but the units, whose array is empty: of those there may be many. */
 static char *dump_head(const struct spec *spec)
 {
-    json_t *root = json_pack(
-        "{s:s, s:I, s:I, s:I, s:s, s:o, s:o, s:[]}", "name", spec->name, "seed",
-        (json_int_t)spec->seed, "micro_batches", (json_int_t)spec->micro_batches, "accumulate",
-        (json_int_t)spec->accumulate, "publish", dtype_name(spec->publish), "optimizer",
-        spec_optimizer_json(spec), "groups", groups_json(spec), "units");
+    json_t *root = json_pack("{s:s, s:I, s:o, s:I, s:s, s:o, s:o, s:[]}", "name", spec->name,
+                             "seed", (json_int_t)spec->seed, "micro_batches", spec_ramp_json(spec),
+                             "accumulate", (json_int_t)spec->accumulate, "publish",
+                             dtype_name(spec->publish), "optimizer", spec_optimizer_json(spec),
+                             "groups", groups_json(spec), "units");
     if (spec->grad_dtype != SHD_F32)
         root = spec_json_with(root, "grad_dtype", json_string(dtype_name(spec->grad_dtype)));
     if (spec->ema > 0) /* likewise */

@@ -401,6 +401,38 @@ static struct spec *changed(const char *from, const char *to)
     return parse(json);
 }
 
+/* What is written of micro_batches reads as the same; one row is written as builds that know no
+ * other write it. */
+TEST(ramps_are_written_as_they_are_read)
+{
+    static const struct {
+        const char *given, *written;
+        uint32_t most, at_first, at_last;
+    } cases[] = {
+        { "[[0, 4]]", "4,", 4, 4, 4 },
+        { "[[0, 4], [100, 8], [3000, 6]]", "[[0,4],[100,8],[3000,6]],", 8, 4, 6 },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char to[200], want[200];
+        struct shd_err e = { 0 };
+        snprintf(to, sizeof to, "'micro_batches': %s", cases[i].given);
+        snprintf(want, sizeof want, "\"micro_batches\":%s\"accumulate\":1", cases[i].written);
+        struct spec *s = changed("'micro_batches': 4", to);
+        EXPECT_EQ(s->micro_batches, cases[i].most);
+        EXPECT_EQ(spec_returns(s), cases[i].most);
+        EXPECT_EQ(spec_micro_batches(s, 0), cases[i].at_first);
+        EXPECT_EQ(spec_micro_batches(s, 3000), cases[i].at_last);
+        char *json = dump(s);
+        EXPECT_HAS(json, want);
+        struct spec *again = parse(json);
+        EXPECT_OK(spec_compare(s, again, &e), &e);
+        EXPECT_EQ(again->micro_batches, s->micro_batches);
+        free(json);
+        spec_free(again);
+        spec_free(s);
+    }
+}
+
 TEST(first_difference_is_named_with_both_values)
 {
     static const struct {
@@ -409,6 +441,8 @@ TEST(first_difference_is_named_with_both_values)
         { "'gpt'", "'gpt2'", "name is 'gpt2', the open model has 'gpt'" },
         { "'seed': 1", "'seed': 2", "seed is 2, the open model has 1" },
         { "'micro_batches': 4", "'micro_batches': 8", "micro_batches is 8, the open model has 4" },
+        { "'micro_batches': 4", "'micro_batches': [[0, 4], [9, 8]]",
+          "micro_batches: number of steps that change it is 2, the open model has 1" },
         { "'micro_batches': 4", "'micro_batches': 4, 'accumulate': 2",
           "accumulate is 2, the open model has 1" },
         { "'seed': 1", "'seed': 1, 'verify_every': 9", "verify_every is 9, the open model has 0" },

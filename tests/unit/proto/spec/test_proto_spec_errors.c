@@ -76,6 +76,18 @@ TEST(fields_of_the_model_are_checked)
         { "'name':'m','micro_batches':0", SHD_ERANGE, "micro_batches is 0, must be 1 to 4096" },
         { "'name':'m','micro_batches':4097", SHD_ERANGE, "micro_batches is 4097, must be" },
         { "'name':'m','micro_batches':4294967297", SHD_ERANGE, "micro_batches is 4294967297" },
+        { "'name':'m','micro_batches':[]", SHD_ERANGE, "micro_batches has 0 entries" },
+        { "'name':'m','micro_batches':[4]", SHD_EINVAL, "micro_batches[0] must be an array" },
+        { "'name':'m','micro_batches':[[0]]", SHD_ERANGE, "micro_batches[0] has 1 entr" },
+        { "'name':'m','micro_batches':[[1,4]]", SHD_ERANGE,
+          "micro_batches[0][0] is 1, must be 0 " },
+        { "'name':'m','micro_batches':[[0,4],[0,8]]", SHD_ERANGE,
+          "micro_batches[1][0] is 0, must be 1 to 8589934591" },
+        { "'name':'m','micro_batches':[[0,4],[8589934592,8]]", SHD_ERANGE, "micro_batches[1][0]" },
+        { "'name':'m','micro_batches':[[0,4],[9,0]]", SHD_ERANGE,
+          "micro_batches[1][1] is 0, must be 1 to 4096" },
+        { "'name':'m','micro_batches':[[0,4],[9,6]],'accumulate':4", SHD_EINVAL,
+          "accumulate is 4, must divide micro_batches (6)" },
         { "'name':'m','micro_batches':1,'publish':'f64'", SHD_EINVAL,
           "publish is 'f64', must be f32, bf16 or f16" },
         { "'name':'m','micro_batches':1,'publish':16", SHD_EINVAL, "publish must be a string" },
@@ -434,9 +446,9 @@ TEST(every_failed_allocation_is_an_error_without_leak)
         EXPECT(s == NULL);
         failures++;
     }
-    /* text, its values, spec, name, groups + 2 names, units + 2 and their order, tensors + 2 and
-     * theirs */
-    EXPECT_EQ(failures, 15);
+    /* text, its values, spec, name, ramp, groups + 2 names, units + 2 and their order, tensors + 2
+     * and theirs */
+    EXPECT_EQ(failures, 16);
 }
 
 TEST_MAIN()
