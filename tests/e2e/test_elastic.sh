@@ -246,9 +246,6 @@ verified_with_a_stop() {
     kill -STOP "$pid"
     go_on 10
     kill -CONT "$pid"
-    joins=0
-    joins_one
-    kill -KILL "$(rank_pid 1)"
     go_on 5
     end_same "every second step is verified"
     if grep -q "op=verify" "$work/err"; then
