@@ -258,7 +258,7 @@ wrong_worker_is_named() {
     begin 3 --verify-every 5 --flip-bit 11 --flip-rank 1
     local pid line
     pid=$(rank_pid 1)
-    until_so "the wrong worker to be named" said "op=verify*(pid $pid) is wrong" 1
+    until_so "the wrong worker to be named" said "op=verify*pid $pid?*is wrong" 1
     line=$(grep -m 1 "op=verify" "$work/err")
     echo "  named: $line"
     [[ $line == *" pid=$pid "* || $line == *" other_pid=$pid "* ]] || fail "it is not of rank 1, pid $pid"
