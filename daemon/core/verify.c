@@ -50,7 +50,7 @@ bool verify_group_of(uint64_t every, uint32_t groups, uint64_t step, uint32_t *r
 
 size_t verify_bytes(const struct verify_shape *shape)
 {
-    CHECK(shape->every > 0 && shape->groups > 0);
+    CHECK(shape->every > 0);
     return sizeof(struct verify) + (size_t)shape->units * VERIFY_COPIES * sizeof(struct cell);
 }
 
@@ -110,7 +110,7 @@ static void follow(struct verify *v, const struct step *core)
     v->step = step;
     v->attempt = attempt;
     v->active = step >= v->blind_below &&
-                verify_group_of(v->shape.every, v->shape.groups, step, &v->group);
+                verify_group_of(v->shape.every, step_returns(core), step, &v->group);
 }
 
 bool verify_at_hand(const struct verify *v, uint32_t *ret_group)

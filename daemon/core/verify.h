@@ -82,7 +82,6 @@ struct verify_shape {
     uint64_t every;   /* > 0 */
     uint32_t units;   /* of the model; of them so many */
     uint32_t trained; /* return gradients */
-    uint32_t groups;
     bool first; /* of the owners: the one that hands work out. The others compare what comes */
     bool blind; /* nothing of the step at hand is looked at: others may have seen some of it */
 };

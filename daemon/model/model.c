@@ -173,7 +173,6 @@ static int make_lease(struct model *m, void *memory, struct shd_err *e)
     const struct verify_shape shape = { .every = m->spec->verify_every,
                                         .units = m->spec->unit_count,
                                         .trained = m->spec->trained_units,
-                                        .groups = spec_returns(m->spec),
                                         .first = m->map->owner == 0,
                                         .blind = m->kept.adopted };
     m->lease = lease_init(memory, spec_returns(m->spec),
@@ -212,10 +211,10 @@ int model_core(struct model *m, struct shd_err *e)
     for (uint32_t u = 0; u < units; u++)
         if (m->spec->units[u].mean)
             step_means(m->core, u);
+    const int ramped = step_ramp(m->core, m->spec->ramp, m->spec->accumulate, e);
     int r = make_lease(m, lease, e);
     const struct settings_kept *kept = step_settings_kept(m->core);
-    if (r == SHD_OK)
-        r = step_ramp(m->core, m->spec->ramp, m->spec->accumulate, e);
+    r = r == SHD_OK ? ramped : r;
     if (r == SHD_OK && kept != NULL)
         r = settings_check_kept(m->spec, kept, e);
     return r == SHD_OK ? step_check_counts(m->core, e) : r;

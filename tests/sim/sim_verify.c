@@ -11,7 +11,6 @@ static struct verify_shape shape_of(const struct sim *s, const struct sim_daemon
 {
     struct verify_shape shape = { .every = s->config.verify,
                                   .units = s->config.units,
-                                  .groups = s->config.micros,
                                   .first = d == s->daemon,
                                   .blind = !fresh };
     for (uint32_t u = 0; u < s->config.units; u++)

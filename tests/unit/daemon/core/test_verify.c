@@ -10,6 +10,7 @@
 #include "daemon/core/verify.h"
 
 #include "proto/base/check.h"
+#include "proto/spec/ramp.h"
 #include "tests/lib/test.h"
 
 #define MS     UINT64_C(1000000)
@@ -34,12 +35,9 @@ static struct desk desk_new(uint64_t every, bool first, bool blind)
     const struct ledger_shape shape = {
         .name = "m", .spec = "{}", .spec_bytes = 2, .owners = 1, .units = UNITS, .micros = MICROS
     };
-    const struct verify_shape verified = { .every = every,
-                                           .units = UNITS,
-                                           .trained = UNITS,
-                                           .groups = MICROS,
-                                           .first = first,
-                                           .blind = blind };
+    const struct verify_shape verified = {
+        .every = every, .units = UNITS, .trained = UNITS, .first = first, .blind = blind
+    };
     struct desk d = { .now_ns = 1000 * MS };
     struct shd_err e;
     uint64_t bytes;
@@ -161,6 +159,21 @@ TEST(groups_have_their_turn_in_every_nth_step)
         EXPECT(verify_group_of(1, 4, i, &group));
         EXPECT_EQ(group, i % 4);
     }
+}
+
+/* In the second step there is one group. */
+TEST(group_is_one_that_the_step_has)
+{
+    static const struct ramp ramp = { 2, { { 0, MICROS }, { 1, 1 } } };
+    struct desk d = desk_new(1, true, false);
+    struct shd_err e;
+    EXPECT_OK(step_ramp(d.core, &ramp, 1, &e), &e);
+    rest_comes_in(&d, 1, MICROS);
+    commit(&d);
+    EXPECT_EQ(step_collecting(d.core), 1);
+    EXPECT_EQ(comes_in(&d, 1, 0, UNITS), 0);
+    EXPECT_EQ(comes_in(&d, 2, 0, 1), 1);
+    EXPECT_EQ(d.found.group, 0);
 }
 
 TEST(same_bits_are_compared_and_nobody_is_named)
