@@ -399,6 +399,48 @@ TEST(stop_holds_through_kills_until_it_is_gone_on_with)
 }
 
 /* A checkpoint of the step that was skipped says so, and a model that is restored is stopped. */
+/* Going back ends a stop that was not yet, and keeps one that was. */
+TEST(a_stop_goes_back_with_its_step)
+{
+    struct shd_err e = { 0 };
+    char want[65];
+    uint64_t step, from = 0;
+    reference(want);
+    for (int gone_on = 0; gone_on < 2; gone_on++) {
+        fixture_start_kept(&daemons, 2, "");
+        shd_session *s = attach(PATIENT_MS);
+        shd_model *m = open_toy(s, spec(NORM_STOP));
+        while (shd_step(m) < 4)
+            EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+        EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+        for (int i = 0; i < 2; i++) {
+            train_to_the_stop(m);
+            if (gone_on == 1)
+                EXPECT_OK(shd_model_set(m, "guard=go-on", 0, &from, &e), &e);
+            if (i == 0)
+                EXPECT_OK(shd_model_rewind(m, 4, &step, &e), &e);
+            if (i == 0)
+                for (int k = 0; k < 2; k++) /* what is left of it in the ledgers is theirs */
+                    fixture_restart(&daemons, k);
+            if (i == 0)
+                expect_status(s, false);
+        }
+        if (gone_on == 0) { /* the step behind it is kept with it */
+            EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+            EXPECT_EQ(step, BAD + 1);
+            go_on(m);
+            EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+            EXPECT_OK(shd_model_rewind(m, BAD + 1, &step, &e), &e);
+            EXPECT_OK(shd_model_set(m, "guard=go-on", 0, NULL, &e), &e);
+        }
+        while (shd_step(m) < STEPS)
+            EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+        expect_digest(m, want);
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+}
+
 TEST(checkpoints_have_the_reason)
 {
     struct shd_err e = { 0 };

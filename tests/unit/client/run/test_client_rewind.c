@@ -50,14 +50,21 @@ static uint32_t list(shd_model *m, struct shd_snapshot_row rows[SHD_SNAPSHOTS_MA
     return count;
 }
 
+static const char *averaged_spec(void)
+{
+    static char json[5000];
+    snprintf(json, sizeof json, "{ \"ema\": 0.5, %s", TOY + 1);
+    return json;
+}
+
 TEST(training_goes_on_from_a_snapshot_as_if_nothing_had_come_after_it)
 {
     static const char *const dtypes[] = { "f32", "bf16" };
-    for (int run = 0; run < 4; run++) {
+    for (int run = 0; run < 6; run++) {
         struct shd_snapshot_row rows[SHD_SNAPSHOTS_MAX];
         struct shd_err e = { 0 };
-        const char *spec = toy_spec(dtypes[run % 2], TOY_ADAMW);
-        const int owners = 1 + run / 2;
+        const char *spec = run % 3 == 2 ? averaged_spec() : toy_spec(dtypes[run % 3], TOY_ADAMW);
+        const int owners = 1 + run / 3;
         char three[65], five[65], got[65];
         uint64_t step = 0;
         toy_reference(spec, 3, three);
