@@ -14,7 +14,8 @@ struct shd_err;
 #define CKPT_FORMAT       1
 #define CKPT_FORMAT_UNITS 2 /* has updates of units, which a build that reads 1 would leave out */
 #define CKPT_FORMAT_SET   3 /* has settings, likewise; and those, where there are any */
-#define CKPT_FORMAT_RULES 4 /* its spec has an average, or its last step a guard skipped; and those two */
+#define CKPT_FORMAT_RULES \
+    4 /* its spec has an average, or its last step a guard skipped; and those two */
 
 struct ckpt_info {
     uint64_t step, updates;

@@ -230,12 +230,13 @@ static void compare_micro_batches(struct comparison *c, const struct spec *open,
                                   const struct spec *asked)
 {
     const struct ramp *o = open->ramp, *a = asked->ramp;
-    const bool one = o->count <= 1 && a->count <= 1;
+    const uint32_t rows = o != NULL ? o->count : 1, asked_rows = a != NULL ? a->count : 1;
+    const bool one = rows <= 1 && asked_rows <= 1;
     if (one)
         same_u64(c, spec_micro_batches(open, 0), spec_micro_batches(asked, 0), "micro_batches");
     else
-        same_u64(c, o->count, a->count, "micro_batches: number of steps that change it");
-    for (uint32_t i = 0; !one && c->status == SHD_OK && i < o->count; i++) {
+        same_u64(c, rows, asked_rows, "micro_batches: number of steps that change it");
+    for (uint32_t i = 0; !one && c->status == SHD_OK && i < rows; i++) {
         same_u64(c, o->rows[i].from, a->rows[i].from, "micro_batches[%" PRIu32 "][0]", i);
         same_u64(c, o->rows[i].micro_batches, a->rows[i].micro_batches,
                  "micro_batches[%" PRIu32 "][1]", i);

@@ -78,7 +78,7 @@ struct spec {
     char *name;
     uint64_t seed;
     uint32_t micro_batches;    /* the most of a step, which memory is laid out for */
-    struct ramp *ramp;         /* owned: M of each step, 1..SHD_MICROS_MAX; one row: of all */
+    struct ramp *ramp;         /* owned: M of each step, 1..SHD_MICROS_MAX; NULL, one row: of all */
     uint32_t accumulate;       /* micro-batches per returned gradient; divides each M */
     uint64_t verify_every;     /* of these steps, one group is computed by two workers; 0: never */
     enum shd_dtype publish;    /* what workers read */

@@ -85,7 +85,7 @@ static json_t *rows_json(const struct ramp *ramp)
 
 json_t *spec_ramp_json(const struct spec *s)
 {
-    if (s->ramp->count > 1)
+    if (s->ramp != NULL && s->ramp->count > 1)
         return rows_json(s->ramp);
     return json_integer((json_int_t)s->micro_batches);
 }

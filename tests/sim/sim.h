@@ -89,11 +89,11 @@ struct sim_config {
     uint64_t events_max;
     bool lease; /* else workers have ranks */
     bool frozen;
-    bool puts;   /* some steps are puts, if who wants them is first */
-    bool apart;  /* each worker would have another learning rate */
-    bool sets;   /* somebody changes settings */
-    bool guests; /* steps are pinned, forks made and dropped */
-    bool guard;  /* steps whose norm or loss is far from those before are skipped */
+    bool puts;       /* some steps are puts, if who wants them is first */
+    bool apart;      /* each worker would have another learning rate */
+    bool sets;       /* somebody changes settings */
+    bool guests;     /* steps are pinned, forks made and dropped */
+    bool guard;      /* steps whose norm or loss is far from those before are skipped */
     uint64_t verify; /* with leases, of so many steps one is verified; 0: none */
     uint32_t wrong;  /* plus 1: the worker whose hashes are others than they should be; 0: none */
 };
@@ -117,9 +117,9 @@ struct sim_result {
     uint32_t kills;
     uint64_t compared, compared_wrong; /* pairs of copies; with the wrong worker's */
     uint64_t named;                    /* differences that were said */
-    uint64_t pins, forks, drops; /* that guests brought to their end */
-    char promise[16];            /* BROKEN: its name */
-    uint32_t daemon, worker;     /* BROKEN: whose it is, or SIM_NOBODY */
+    uint64_t pins, forks, drops;       /* that guests brought to their end */
+    char promise[16];                  /* BROKEN: its name */
+    uint32_t daemon, worker;           /* BROKEN: whose it is, or SIM_NOBODY */
     char text[256];
 };
 
