@@ -572,7 +572,7 @@ int snapshots_adopt(struct model *m, struct keeper_group *g, struct shd_err *e)
         if (g->fd[KEEPER_SNAPSHOT + i] < 0)
             continue;
         int r = get(m, &s, e);
-        if (r == SHD_OK)
+        if (r == SHD_OK && s != NULL)
             r = adopt_one(m, g->fd[KEEPER_SNAPSHOT + i], &s->items[i], e);
         if (r == SHD_ENOMEM)
             return r;

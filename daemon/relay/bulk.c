@@ -137,7 +137,7 @@ static int check_own(struct bulk_keys *keys, const EVP_PKEY *key, const char *na
         r = err_set(e, SHD_ENOENT, "'%.100s' has no host '%.64s'", keys->path, name);
     else
         r = cluster_key_public(key, keys->own, e);
-    if (r == SHD_OK && memcmp(own->key, keys->own, sizeof keys->own) != 0)
+    if (r == SHD_OK && own != NULL && memcmp(own->key, keys->own, sizeof keys->own) != 0)
         r = err_set(e, SHD_EAUTH, "'%.100s' has another key for host '%.64s' than its key file",
                     keys->path, name);
     if (r == SHD_OK)
@@ -287,11 +287,10 @@ static int tcp_connect(const struct addrinfo *a, uint64_t deadline_ns, int *ret_
     socklen_t bytes = sizeof why;
     if (fd < 0)
         return err_sys(e, SHD_EIO, "socket");
-    if (connect(fd, a->ai_addr, a->ai_addrlen) < 0 && errno != EINPROGRESS)
-        why = errno;
-    else if (!wait_fd(fd, POLLOUT, deadline_ns))
+    const bool begun = connect(fd, a->ai_addr, a->ai_addrlen) == 0 || errno == EINPROGRESS;
+    if (begun && !wait_fd(fd, POLLOUT, deadline_ns))
         why = ETIMEDOUT;
-    else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &bytes) < 0)
+    else if (!begun || getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &bytes) < 0)
         why = errno;
     if (why == 0) {
         *ret_fd = fd;
@@ -324,7 +323,7 @@ int bulk_dial(const struct bulk_keys *keys, const char *name, uint64_t timeout_n
 {
     const uint64_t deadline_ns = clock_now_ns() + timeout_ns;
     struct cluster cluster;
-    int fd;
+    int fd = -1;
     int r = cluster_load(keys->path, &cluster, e);
     if (r != SHD_OK)
         return r;

@@ -231,7 +231,7 @@ int copies_hold(struct copies *c, struct relay *relay, const char *device,
     int r = parse_map(c, layout, &held->model, &spec, e);
     if (r == SHD_OK)
         r = check_segments(c, layout, &held->model, e);
-    if (r == SHD_OK) {
+    if (r == SHD_OK && spec != NULL) {
         const struct mirror_key key = { .device = device,
                                         .model = spec->name,
                                         .owner = layout->owner,

@@ -262,7 +262,7 @@ static void compare_guard(struct comparison *c, const struct guard *open, const 
 {
     const uint32_t count = open != NULL ? open->count : 0;
     same_u64(c, count, asked != NULL ? asked->count : 0, "number of the guard's rules");
-    for (uint32_t i = 0; c->status == SHD_OK && i < count; i++) {
+    for (uint32_t i = 0; c->status == SHD_OK && asked != NULL && i < count; i++) {
         const struct guard_rule *o = &open->rules[i], *a = &asked->rules[i];
         same_text(c, guard_name(o->what), guard_name(a->what), "guard[%" PRIu32 "]'s rule", i);
         same_real(c, o->threshold, a->threshold, "guard[%" PRIu32 "].%s", i, guard_name(o->what));
