@@ -40,7 +40,9 @@ static inline float *local_array(const struct spec *spec, const struct local_uni
                                  uint32_t array)
 {
     float *const arrays[] = { u->param, u->m, u->v };
-    return array == spec_ema_array(spec) ? u->ema : arrays[array];
+    if (array == spec_ema_array(spec))
+        return u->ema;
+    return array < sizeof arrays / sizeof *arrays ? arrays[array] : NULL;
 }
 
 struct local_stopped {        /* training, by a guard */

@@ -140,7 +140,7 @@ static int check_own(struct bulk_keys *keys, const EVP_PKEY *key, const char *na
     if (r == SHD_OK && own != NULL && memcmp(own->key, keys->own, sizeof keys->own) != 0)
         r = err_set(e, SHD_EAUTH, "'%.100s' has another key for host '%.64s' than its key file",
                     keys->path, name);
-    if (r == SHD_OK)
+    if (r == SHD_OK && own != NULL)
         memcpy(keys->address, own->address, sizeof keys->address);
     cluster_free(&cluster);
     return r;

@@ -229,7 +229,7 @@ int mirror_get(struct relay *relay, const struct mirror_key *key, struct mirror 
         m = m->next;
     if (m != NULL) {
         m->refs++;
-    } else if ((r = mirror_new(relay, key, &m, e)) == SHD_OK) {
+    } else if ((r = mirror_new(relay, key, &m, e)) == SHD_OK && m != NULL) {
         m->next = relay->mirrors;
         relay->mirrors = m;
     }

@@ -32,7 +32,7 @@ static int spec_of(struct source *source, const struct wire_layout *layout, stru
     for (uint32_t i = 0; i < layout->segment_count; i++)
         if (layout->segments[i].kind == SEGMENT_SPEC)
             at = &layout->segments[i];
-    int fd;
+    int fd = -1;
     int r = at == NULL ? err_set(e, SHD_EPROTO, "no spec in the layout")
                        : attach_claim(&source->daemon, at, &fd, e);
     if (r != SHD_OK)

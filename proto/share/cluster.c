@@ -125,7 +125,7 @@ static int take_text(const json_t *item, size_t index, const char *member, char 
 static int take_host(struct cluster *cluster, const json_t *item, size_t index, struct shd_err *e)
 {
     struct cluster_host host = { 0 };
-    char hex[HEX_BYTES + 1];
+    char hex[HEX_BYTES + 1] = { 0 };
     if (!json_is_object(item) || json_object_size(item) != 3)
         return err_set(e, SHD_EINVAL, "hosts[%zu] is no object of name, address and key", index);
     int r = take_text(item, index, "name", host.name, sizeof host.name, e);

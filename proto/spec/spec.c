@@ -236,7 +236,7 @@ static void compare_micro_batches(struct comparison *c, const struct spec *open,
         same_u64(c, spec_micro_batches(open, 0), spec_micro_batches(asked, 0), "micro_batches");
     else
         same_u64(c, rows, asked_rows, "micro_batches: number of steps that change it");
-    for (uint32_t i = 0; !one && c->status == SHD_OK && i < rows; i++) {
+    for (uint32_t i = 0; o != NULL && a != NULL && !one && c->status == SHD_OK && i < rows; i++) {
         same_u64(c, o->rows[i].from, a->rows[i].from, "micro_batches[%" PRIu32 "][0]", i);
         same_u64(c, o->rows[i].micro_batches, a->rows[i].micro_batches,
                  "micro_batches[%" PRIu32 "][1]", i);

@@ -174,6 +174,13 @@ static void expect_refused(struct ledger *l, uint64_t bytes, const char *what, i
     free(l->head);
 }
 
+static void begin_rewind(struct ledger *l, uint64_t step, uint64_t attempt)
+{
+    l->rewind->step = step;
+    l->rewind->attempt = attempt;
+    l->rewind->under_way = 1;
+}
+
 /* Each field alone, in a ledger that is good without it. */
 TEST(ledger_that_contradicts_itself_is_refused)
 {
@@ -240,8 +247,8 @@ TEST(ledger_that_contradicts_itself_is_refused)
     BROKEN(l.rewind->last = LEDGER_RESETS_MAX + 2);
     BROKEN(l.rewind->options = ledger_snapshot_options(1, LEDGER_SNAPSHOTS));
     BROKEN(l.rewind->under_way = 1); /* an attempt that is none */
-    BROKEN(l.rewind->attempt = LEDGER_RESETS_MAX + 1 + (l.rewind->under_way = 1));
-    BROKEN(l.rewind->step = LEDGER_STEP_MAX + (l.rewind->under_way = l.rewind->attempt = 1));
+    BROKEN(begin_rewind(&l, 0, LEDGER_RESETS_MAX + 2));
+    BROKEN(begin_rewind(&l, LEDGER_STEP_MAX + 1, 1));
 }
 
 /* Of one that goes back only where it goes counts: the rest may be half of each. */

@@ -27,7 +27,7 @@ static double limit_at(const struct guard *guard, uint64_t commits, uint32_t rul
     struct guard_limits limits;
     guard_window_limits(guard, ring, SLOTS, commits, &limits);
     EXPECT_EQ(limits.count, guard->count * GUARD_LIMIT_NUMBERS);
-    EXPECT(limits.numbers[rule * 3] == guard->rules[rule].what);
+    EXPECT(limits.numbers[rule * 3] == (uint32_t)guard->rules[rule].what);
     EXPECT(limits.numbers[rule * 3 + 1] == guard->rules[rule].stop);
     return limits.numbers[rule * 3 + 2];
 }
