@@ -73,10 +73,11 @@ struct decision_guard guard_judge(const struct guard_limits *limits, const struc
         const double value = loss ? step->loss : step->norm;
         if ((loss && !step->has_loss) || !isfinite(at[2]) || value <= at[2])
             continue;
+        /* Decisions are compared bit by bit, and no frame holds a NaN's payload or -0. */
         return (struct decision_guard){ .what = (uint32_t)at[0],
                                         .stop = at[1] != 0,
-                                        .value = isnan(value) ? (double)NAN : value,
-                                        .bound = at[2] };
+                                        .value = isnan(value) ? (double)NAN : value + 0.0,
+                                        .bound = at[2] + 0.0 };
     }
     return (struct decision_guard){ 0 };
 }

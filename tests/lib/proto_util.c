@@ -133,18 +133,20 @@ static uint32_t random_metrics(uint64_t *seed, double metrics[WIRE_METRICS_MAX])
 static struct decision random_decision(uint64_t *seed)
 {
     static const double special[] = { 0, 0x1p-149, 1, 0x1.fffffep127 };
-    return (struct decision){ .skip = test_random(seed) % 2 != 0,
-                              .scale = (float)special[test_random(seed) % 4],
-                              .lr = special[test_random(seed) % 4] * 0x1p-900,
-                              .loss_scale = special[test_random(seed) % 4],
-                              .good_steps = (uint32_t)test_random(seed),
-                              .divisor = special[test_random(seed) % 4],
-                              .rate_count = 8,
-                              .rates = { 1e-3, NAN, 0.9, NAN, 0, 0.1, special[1], NAN },
-                              .guard = { .what = random_u32(seed, 0, GUARD_WHAT_END - 1),
-                                         .stop = test_random(seed) % 2 != 0,
-                                         .value = special[test_random(seed) % 4],
-                                         .bound = -special[test_random(seed) % 4] } };
+    return (struct decision){
+        .skip = test_random(seed) % 2 != 0,
+        .scale = (float)special[test_random(seed) % 4],
+        .lr = special[test_random(seed) % 4] * 0x1p-900,
+        .loss_scale = special[test_random(seed) % 4],
+        .good_steps = (uint32_t)test_random(seed),
+        .divisor = special[test_random(seed) % 4],
+        .rate_count = 8,
+        .rates = { 1e-3, NAN, 0.9, NAN, 0, 0.1, special[1], NAN },
+        .guard = { .what = random_u32(seed, 0, GUARD_WHAT_END - 1),
+                   .stop = test_random(seed) % 2 != 0,
+                   .value = test_random(seed) % 4 == 0 ? NAN : special[test_random(seed) % 4],
+                   .bound = 0.0 - special[test_random(seed) % 4] }
+    };
 }
 
 static void random_return(uint64_t *seed, struct wire_return *t)

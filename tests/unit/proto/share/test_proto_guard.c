@@ -106,6 +106,10 @@ TEST(first_rule_that_is_exceeded_counts)
     g = guard_judge(&limits, &step);
     EXPECT(g.what == GUARD_LOSS_ZSCORE && isnan(g.value) && guard_plausible(&g, true));
     EXPECT(!guard_plausible(&g, false));
+    limits.numbers[8] = -1;
+    step.loss = -0.0;
+    g = guard_judge(&limits, &step);
+    EXPECT(g.what == GUARD_LOSS_ZSCORE && g.value == 0 && !signbit(g.value));
     step.has_loss = false;
     EXPECT_EQ(guard_judge(&limits, &step).what, GUARD_NONE);
     limits.numbers[8] = (double)INFINITY; /* its window is not full */
