@@ -447,6 +447,11 @@ TEST(what_cannot_be_pinned_does_not_break_a_device)
     struct shd_err e = { 0 };
     uint8_t *rw = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     EXPECT(rw != MAP_FAILED);
+    /* A device's thread enters its context after cuda_new() has returned: once it has copied, it
+     * has entered. The injected error is sticky, and a thread that entered in its midst would break
+     * the device by another way. */
+    uint8_t *d = cuda_array(k, 8192);
+    cuda_copy_now(k, d, rw, 8192);
     setenv("SHIM_CUDA_ATTRIBUTE", "113:0", 1);
     EXPECT_STATUS(k->ops->pin(k, rw, 8192, true, &e), SHD_ENOTSUP);
     unsetenv("SHIM_CUDA_ATTRIBUTE");
@@ -455,6 +460,7 @@ TEST(what_cannot_be_pinned_does_not_break_a_device)
     shim.fail(NULL);
     shim.reset();
     EXPECT_OK(k->ops->health(k, &e), &e);
+    k->ops->release(k, d, 8192);
     munmap(rw, 8192);
     k->ops->free(k);
 }
