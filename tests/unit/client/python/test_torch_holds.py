@@ -673,8 +673,10 @@ class Lasts(unittest.TestCase):
         libc = ctypes.CDLL(None)
 
         def private_kib(pid):
+            # Private_Clean is not the process's own: pages of libtorch's file go from shared to private by themselves
+            # as other programs that map the file end.
             with open(f'/proc/{pid}/smaps_rollup', encoding='ascii') as file:
-                return sum(int(line.split()[1]) for line in file if line.startswith(('Private', 'Swap:')))
+                return sum(int(line.split()[1]) for line in file if line.startswith(('Private_Dirty:', 'Swap:')))
 
         def work():
             module, opt = sd.shard(module := made(Mlp), adamw(module), name='lasts')
