@@ -44,7 +44,8 @@ struct served {
     struct attach daemon;
     struct served_segment segments[SEGMENTS_MAX];
     uint64_t last_number;
-    uint8_t *message; /* owned, [WIRE_FRAME_BYTES_MAX] */
+    uint64_t receiving; /* number of the segment that bytes come into; 0: none */
+    uint8_t *message;   /* owned, [WIRE_FRAME_BYTES_MAX] */
     struct wire_arena arena;
     bool opened; /* OPEN came */
     struct bulk_head open_head;
@@ -67,6 +68,7 @@ static int place_bytes(struct served *s, const struct bulk_head *head, void **re
                            "bytes [%" PRIu64 ", + %" PRIu64 ") of a segment of %" PRIu64, head->at,
                            head->bytes, at->segment.bytes);
         *ret_to = (uint8_t *)at->segment.base + head->at;
+        s->receiving = head->id;
         return SHD_OK;
     }
     return err_set(e, SHD_ENOENT, "bytes for segment %" PRIu64 ", which there is not", head->id);
@@ -110,6 +112,7 @@ static int done(void *ctx, const struct bulk_head *head, void *payload, struct s
 {
     struct served *s = ctx;
     struct wire_request request;
+    s->receiving = 0;
     if (head->type == FRAME_OPEN) {
         s->opened = true;
         s->open_head = *head;
@@ -133,7 +136,8 @@ static int done(void *ctx, const struct bulk_head *head, void *payload, struct s
 
 /* -- What the daemon says ---------------------------------------------------------------------- */
 
-/* A place for one more: the oldest that is handed over once goes. */
+/* A place for one more: the oldest that is handed over once goes. A segment whose bytes still come
+ * stays: bulk writes on into it. */
 static struct served_segment *make_place(struct served *s, struct shd_err *e)
 {
     struct served_segment *oldest = NULL;
@@ -142,11 +146,12 @@ static struct served_segment *make_place(struct served *s, struct shd_err *e)
         if (at->segment.fd < 0)
             return at;
         const bool lasts = at->kind == SEGMENT_INBOX || at->kind == SEGMENT_BOARD;
-        if (!lasts && (oldest == NULL || at->number < oldest->number))
+        if (!lasts && at->number != s->receiving && (oldest == NULL || at->number < oldest->number))
             oldest = at;
     }
     if (oldest == NULL)
-        err_set(e, SHD_EBUSY, "a session with %u inboxes and boards", SEGMENTS_MAX);
+        err_set(e, SHD_EBUSY, "a session with %u inboxes, boards and segments that bytes come into",
+                SEGMENTS_MAX);
     else
         segment_close(&oldest->segment);
     return oldest;
