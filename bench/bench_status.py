@@ -63,23 +63,25 @@ def start(command, log, **env):
         return subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **env})
 
 
-def start_all(a, folder, log):
+def start_all(a, folder, log, daemons=2, workers=2, gpt=()):
     run = os.path.join(folder, "run")
     processes = [
         start([os.path.join(a.bin, "shardd"), "--device", f"cpu{i}", "--runtime-dir", run, "--threads", "1"],
               os.path.join(folder, f"shardd{i}"))
-        for i in range(2)
+        for i in range(daemons)
     ]  # fmt: skip
     time.sleep(0.5)
-    for r in range(2):
-        more = ("--address", run, "--threads", "1")
+    for r in range(workers):
+        more = ("--address", run, "--threads", "1", *gpt)
         command = shd_gpt(a, 1000000, log if r == 0 else os.devnull, *more)
-        processes.append(start(command, os.path.join(folder, f"worker{r}"), RANK=str(r), WORLD_SIZE="2",
-                               LOCAL_WORLD_SIZE="2", OMP_NUM_THREADS="1"))
+        processes.append(start(command, os.path.join(folder, f"worker{r}"), RANK=str(r), WORLD_SIZE=str(workers),
+                               LOCAL_WORLD_SIZE=str(workers), OMP_NUM_THREADS="1"))
     return processes
 
 
 def read_steps(log):
+    if not os.path.exists(log):
+        return []  # its worker has only begun
     with open(log, encoding="utf-8") as f:
         lines = f.read().split("\n")[:-1]
     return [json.loads(line)["step_ns"] for line in lines]
