@@ -3,14 +3,18 @@
  * of the other. */
 #include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <openssl/ssl.h>
 
 #include "daemon/relay/bulk.h"
 #include "daemon/relay/copies.h"
 #include "daemon/relay/frames.h"
 #include "daemon/relay/relay.h"
+#include "daemon/relay/zconn.h"
 #include "proto/share/fdpass.h"
 #include "proto/share/listen.h"
 #include "proto/spec/layout.h"
@@ -55,14 +59,14 @@ static void own_address(char name[LISTEN_NAME_BYTES])
              pid & 255);
 }
 
-static void far_start(struct far *far)
+static void far_start_beside(struct far *far, int daemons)
 {
     struct cluster cluster = { 0 };
     struct shd_err e = { 0 };
     char address[LISTEN_NAME_BYTES];
     *far = (struct far){ .relay = 0 };
     signal(SIGPIPE, SIG_IGN);
-    fixture_start(&far->f, 1, NULL);
+    fixture_start(&far->f, daemons, NULL);
     snprintf(far->file, sizeof far->file, "%s/keys", far->f.dir);
     EXPECT(mkdir(far->file, 0700) == 0);
     strcat(far->file, "/cluster.json");
@@ -79,6 +83,11 @@ static void far_start(struct far *far)
         _exit(relay_run(&config, nothing, &e) == SHD_OK ? 0 : 1);
     }
     EXPECT_OK(bulk_keys_new(far->file, "b", &far->keys, &e), &e);
+}
+
+static void far_start(struct far *far)
+{
+    far_start_beside(far, 1);
 }
 
 static void far_stop(struct far *far)
@@ -303,6 +312,168 @@ TEST(what_works_on_a_daemon_or_its_files_does_not_pass)
         EXPECT(listen_for(bulk, 3) != SHD_OK);
         bulk_close(bulk);
     }
+    far_stop(&far);
+}
+
+/* -- Bytes that are half there ----------------------------------------------------------------- */
+
+#define STAGE_BYTES   (UINT64_C(4) << 20)
+#define NEWER         20u /* segments: more than a session keeps */
+#define FIRST_SEGMENT 1u  /* what both relays call it */
+
+/* What is done in the middle of a payload: this program's SSL_write() is found before OpenSSL's. */
+static struct {
+    const uint8_t *payload; /* NULL: nothing */
+    uint64_t bytes;
+    void (*act)(void);
+} middle;
+
+int SSL_write(SSL *tls, const void *data, int bytes)
+{
+    const uint8_t *at = data;
+    size_t written = 0;
+    if (middle.payload != NULL && at > middle.payload && at < middle.payload + middle.bytes) {
+        middle.payload = NULL;
+        middle.act();
+    }
+    return SSL_write_ex(tls, data, (size_t)bytes, &written) == 1 ? (int)written : 0;
+}
+
+/* A daemon that says what this test wants it to, when it wants it. */
+static struct fake {
+    int side_door, door, side;
+    struct zconn z;
+    struct segment stages[NEWER + 1];
+    uint32_t stage_count;
+} fake;
+
+static int fake_accept(int door)
+{
+    int fd = -1;
+    EXPECT_SOON((fd = accept4(door, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0);
+    return fd;
+}
+
+static void fake_listen(const struct far *far)
+{
+    struct shd_err e = { 0 };
+    char path[300];
+    fake = (struct fake){ .z = ZCONN_CLOSED };
+    snprintf(path, sizeof path, "%s/cpu0.sock", far->f.dir);
+    EXPECT_OK(side_listen(path, &fake.side_door, &e), &e);
+    snprintf(path, sizeof path, "%s/cpu0.zmq", far->f.dir);
+    EXPECT_OK(listen_unix(path, &fake.door, &e), &e);
+}
+
+static void fake_let_in(void)
+{
+    static const uint8_t token[SHD_TOKEN_BYTES] = { 1 };
+    const struct side_msg welcome = side_welcome(token, WIRE_LEVEL);
+    struct shd_err e = { 0 };
+    fake.side = fake_accept(fake.side_door);
+    EXPECT_OK(side_send(fake.side, &welcome, /* pass_fd= */ -1, &e), &e);
+    EXPECT_OK(zconn_open(&fake.z, fake_accept(fake.door), /* dealer= */ false, &e), &e);
+}
+
+static bool fake_hears(void)
+{
+    const uint8_t *body;
+    size_t bytes;
+    struct shd_err e = { 0 };
+    EXPECT_OK(zconn_read(&fake.z, &e), &e);
+    const int r = zconn_next(&fake.z, &body, &bytes, &e);
+    EXPECT(r == SHD_OK || r == SHD_PENDING);
+    return r == SHD_OK;
+}
+
+/* One stage more, which the relay claims. */
+static void fake_stage(struct wire_reply reply, uint64_t bytes)
+{
+    struct segment *stage = &fake.stages[fake.stage_count++];
+    struct side_msg claim, given = { .type = SIDE_SEGMENT, .kind = SEGMENT_STAGE };
+    struct shd_err e = { 0 };
+    uint8_t frame[1024];
+    size_t frame_bytes;
+    EXPECT_OK(segment_new("stage", SEGMENT_STAGE, bytes, stage, &e), &e);
+    given.ticket = fake.stage_count;
+    given.bytes = stage->bytes;
+    reply.seq = 1;
+    if (reply.type == WIRE_CREATED) {
+        reply.created.ticket = given.ticket;
+        reply.created.bytes = given.bytes;
+    } else {
+        reply.got.ticket = given.ticket;
+        reply.got.bytes = given.bytes;
+    }
+    EXPECT_OK(wire_reply_pack(&reply, frame, sizeof frame, &frame_bytes, &e), &e);
+    EXPECT_OK(zconn_write(&fake.z, frame, frame_bytes, &e), &e);
+    EXPECT_OK(side_recv(fake.side, (int)TEST_HANG_MS, &claim, /* ret_fd= */ NULL, &e), &e);
+    EXPECT_EQ(claim.type, SIDE_CLAIM);
+    EXPECT_EQ(claim.ticket, given.ticket);
+    EXPECT_OK(side_send(fake.side, &given, stage->fd, &e), &e);
+}
+
+static bool has_byte(uint64_t at)
+{
+    return ((const volatile uint8_t *)fake.stages[0].base)[at] != 0;
+}
+
+/* Some of the payload is in the stage, the rest is not sent yet: now so many stages come that the
+ * oldest have to go. The last claim is served when all before it have their place. */
+static void give_newer(void)
+{
+    EXPECT_SOON(has_byte(0));
+    EXPECT(!has_byte(STAGE_BYTES - 1));
+    for (uint32_t i = 0; i < NEWER; i++)
+        fake_stage((struct wire_reply){ .type = WIRE_GOT, .got.step = 1 }, SHD_PAGE_BYTES);
+}
+
+static void fake_end(const struct far *far)
+{
+    static const char *const names[] = { "cpu0.sock", "cpu0.zmq" };
+    for (uint32_t i = 0; i < fake.stage_count; i++)
+        segment_close(&fake.stages[i]);
+    zconn_close(&fake.z);
+    close(fake.side);
+    close(fake.side_door);
+    close(fake.door);
+    for (uint32_t i = 0; i < 2; i++) {
+        char path[300];
+        snprintf(path, sizeof path, "%s/%s", far->f.dir, names[i]);
+        EXPECT(unlink(path) == 0);
+    }
+}
+
+TEST(a_segment_stays_mapped_while_bytes_come_into_it_however_many_come_after)
+{
+    const struct wire_reply created = { .type = WIRE_CREATED,
+                                        .created = { .what = WIRE_CREATED_YOURS } };
+    const struct wire_request status = { .seq = 2, .type = WIRE_STATUS };
+    uint8_t *payload = malloc(STAGE_BYTES);
+    struct far far;
+    memset(payload, 0x5a, STAGE_BYTES);
+    far_start_beside(&far, 0);
+    fake_listen(&far);
+    struct bulk *bulk = dial(&far);
+    EXPECT_EQ(open_session(bulk, "cpu0", FRAME_OPEN_SESSION), SHD_OK);
+    fake_let_in();
+    EXPECT_EQ(listen_for(bulk, 1), SHD_OK);
+    fake_stage(created, STAGE_BYTES);
+    EXPECT_EQ(listen_for(bulk, 3), SHD_OK); /* SEGMENT, and the reply */
+    middle.act = give_newer;
+    middle.bytes = STAGE_BYTES;
+    middle.payload = payload;
+    const struct bulk_head bytes = { .type = FRAME_BYTES,
+                                     .id = FIRST_SEGMENT,
+                                     .bytes = STAGE_BYTES };
+    EXPECT_EQ(tell(bulk, bytes, payload), SHD_OK);
+    EXPECT(middle.payload == NULL); /* it was done */
+    EXPECT_EQ(say(bulk, &status), SHD_OK);
+    EXPECT_SOON(fake_hears()); /* behind the bytes, on one stream */
+    EXPECT(memcmp(fake.stages[0].base, payload, STAGE_BYTES) == 0);
+    free(payload);
+    bulk_close(bulk);
+    fake_end(&far);
     far_stop(&far);
 }
 
