@@ -13,6 +13,7 @@
 #include "client/ctl/plan/peers.h"
 #include "client/ctl/plan/plan_auto.h"
 #include "client/ctl/plan/plan_clock.h"
+#include "client/ctl/plan/plan_hosts.h"
 #include "client/ctl/plan/plan_show.h"
 #include "client/ctl/plan/plan_source.h"
 #include "client/ctl/plan/rates.h"
@@ -44,12 +45,16 @@ static const char plan_more[] = VERB_WHERE
     "examples:\n"
     "  shardctl plan --address /run/shardd --strategy zero3 --prefetch post\n"
     "  shardctl plan --spec gpt.json --compare --workers 2\n"
+    "  shardctl plan --spec gpt.json --host a:2:1 --host b:0:4\n"
     "  shardctl plan --safetensors model.safetensors --tie lm_head.weight=wte.weight\n"
     "  shardctl plan --safetensors model.safetensors --auto --device-memory 24GiB --workers 4\n"
     "  shardctl plan --calibrate && shardctl plan --compare --workers 2\n"
     "  shardctl plan --spec gpt.json --json | jq .cost.live_bytes_max\n"
     "  shardctl plan --deepspeed ds_config.json\n"
     "  shardctl plan --fsdp 'full_shard auto_wrap offload' --spec gpt.json\n"
+    "\n"
+    "--host a:2:1 --host b:0:4: two daemons and a worker on a, four workers on b, through relays\n"
+    "(docs/hosts.md): what crosses between them in a step. Owners and ranks are in this order.\n"
     "\n"
     "--deepspeed and --fsdp say of each knob what it sets here, or that it is refused; with a "
     "model\n"
@@ -139,10 +144,14 @@ static int show_one(const struct spec *spec, struct plan_ask *ask, const struct 
 
 static int run_plan(struct plan_ask *ask, const struct words *w, struct shd_err *e)
 {
+    static struct plan_hosts hosts;
     struct spec *spec;
-    int r = plan_source(ask, &spec, e);
+    int r = plan_hosts_parse(ask, &hosts, e);
+    if (r == SHD_OK)
+        r = plan_source(ask, &spec, e);
     if (r != SHD_OK)
         return r;
+    ask->across = hosts.count > 0 ? &hosts : NULL;
     if (ask->daemons == 0)
         ask->daemons = ask->workers;
     if (ask->policy.grad_dtype == 0)
@@ -261,6 +270,8 @@ int verb_plan(int argc, char **argv)
           SHD_MICROS_MAX },
         { "daemons", 'n', FLAG_U32, "N", "that hold the model (as do now, or as many as workers)",
           &ask.daemons, 1, SHD_OWNERS_MAX },
+        { "host", 0, FLAG_LIST, "NAME:N:W",
+          "once for each of several hosts: its daemons and workers", &ask.hosts, 0, 0 },
         { "compare", 'c', FLAG_BOOL, NULL, "all strategies side by side", &w.compare, 0, 0 },
         { "auto", 0, FLAG_BOOL, NULL, "choose a strategy for --device-memory and say why",
           &w.automatic, 0, 0 },

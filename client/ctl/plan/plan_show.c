@@ -9,6 +9,7 @@
 #include "client/ctl/base/verb.h"
 #include "client/ctl/plan/plan_clock.h"
 #include "client/ctl/plan/plan_draw.h"
+#include "client/ctl/plan/plan_hosts.h"
 #include "client/plan/plan.h"
 #include "client/plan/plan_cost.h"
 #include "proto/base/check.h"
@@ -192,6 +193,8 @@ int plan_print(const struct spec *spec, const struct plan_ask *ask, const struct
         "fetch, return and forward took one column, a backward two, on one link.\n\n");
     print_cost(&plan->cost, out);
     r = print_owners(spec, ask, plan, out, e);
+    if (r == SHD_OK && ask->across != NULL)
+        r = plan_hosts_print(spec, ask, ask->across, out, e);
     if (r == SHD_OK)
         plan_clock_print(clock, spec, ask, plan, out);
     return r;
@@ -278,21 +281,25 @@ int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const s
 {
     struct timeline t;
     struct plan_owners owners;
+    json_t *crossing = NULL;
     int r = plan_owners(spec, ask->daemons, ask->workers, plan_slots(spec, &ask->policy, plan),
                         &owners, e);
+    if (r == SHD_OK && ask->across != NULL)
+        r = plan_hosts_json(spec, ask, ask->across, &crossing, e);
     if (r == SHD_OK)
         r = timeline_new(plan, spec, &t, e);
     if (r != SHD_OK) {
         json_decref(automatic);
+        json_decref(crossing);
         return r;
     }
     json_t *root = json_pack(
-        "{s:i, s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o*, s:o*, s:o}", "schema", 1, "model",
+        "{s:i, s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o*, s:o*, s:o*, s:o}", "schema", 1, "model",
         json_model(spec), "policy", json_policy(&ask->policy), "micro_batches_per_worker",
         integer(plan->micros), "cost", json_cost(&plan->cost), "timeline", "columns",
-        integer(t.columns), "idle", integer(t.idle), "owners", json_owners(ask, &owners), "auto",
-        automatic, "time", plan_clock_json(clock, spec, ask, &ask->policy, plan), "ops",
-        json_ops(plan));
+        integer(t.columns), "idle", integer(t.idle), "owners", json_owners(ask, &owners),
+        "crossing", crossing, "auto", automatic, "time",
+        plan_clock_json(clock, spec, ask, &ask->policy, plan), "ops", json_ops(plan));
     timeline_deinit(&t);
     if (root == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for JSON");
@@ -410,16 +417,22 @@ static int compare_text(const struct spec *spec, const struct plan_ask *ask,
                 "STEP: predicted, %s workers' compute, MOST: what most of it is; by rates of "
                 "%s.\n",
                 clock->compute_from != NULL ? "with the" : "without the", clock->date);
+    if (ask->across != NULL && plan_hosts_print(spec, ask, ask->across, out, e) != SHD_OK)
+        return e->code;
     for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
         if (all[i].refused.code != SHD_OK)
             fprintf(out, "refused: %s\n", all[i].refused.text);
     return SHD_OK;
 }
 
-static void compare_json(const struct spec *spec, const struct plan_ask *ask,
-                         const struct compared *all, FILE *out)
+static int compare_json(const struct spec *spec, const struct plan_ask *ask,
+                        const struct compared *all, FILE *out, struct shd_err *e)
 {
-    json_t *plans = json_array();
+    json_t *plans = json_array(), *crossing = NULL;
+    if (ask->across != NULL && plan_hosts_json(spec, ask, ask->across, &crossing, e) != SHD_OK) {
+        json_decref(plans);
+        return e->code;
+    }
     for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
         const struct compared *c = &all[i];
         json_t *plan = json_pack("{s:o}", "policy", json_policy(&c->policy));
@@ -435,9 +448,11 @@ static void compare_json(const struct spec *spec, const struct plan_ask *ask,
         }
         json_array_append_new(plans, plan);
     }
-    json_t *root = json_pack("{s:i, s:o, s:I, s:o}", "schema", 1, "model", json_model(spec),
-                             "micro_batches_per_worker", (json_int_t)ask->micros, "plans", plans);
+    json_t *root = json_pack("{s:i, s:o, s:I, s:o*, s:o}", "schema", 1, "model", json_model(spec),
+                             "micro_batches_per_worker", (json_int_t)ask->micros, "crossing",
+                             crossing, "plans", plans);
     verb_json(root, JSON_COMPACT, out);
+    return SHD_OK;
 }
 
 int plan_compare(const struct spec *spec, const struct plan_ask *ask,
@@ -448,7 +463,7 @@ int plan_compare(const struct spec *spec, const struct plan_ask *ask,
     for (size_t i = 0; r == SHD_OK && i < ARRAY_SIZE(rows); i++)
         r = compare_one(spec, ask, clock, &rows[i], &all[i], e);
     if (r == SHD_OK && as_json)
-        compare_json(spec, ask, all, out);
+        r = compare_json(spec, ask, all, out, e);
     else if (r == SHD_OK)
         r = compare_text(spec, ask, clock, all, out, e);
     for (size_t i = 0; i < ARRAY_SIZE(rows); i++)

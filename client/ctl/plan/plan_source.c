@@ -200,8 +200,12 @@ static int from_daemons(struct plan_ask *ask, struct spec **ret_spec, struct shd
         const char *json = shd_model_spec(m);
         if (ask->daemons == 0)
             ask->daemons = shd_owners(s); /* as many as hold it */
-        r = json != NULL ? spec_parse(json, strlen(json), ret_spec, e)
-                         : err_set(e, SHD_ENOMEM, "no memory for the model's spec");
+        if (ask->hosts.count > 0 && ask->daemons != shd_owners(s))
+            r = err_set(e, SHD_EINVAL, "--host: %" PRIu32 " daemons, the model has %" PRIu32,
+                        ask->daemons, shd_owners(s));
+        else
+            r = json != NULL ? spec_parse(json, strlen(json), ret_spec, e)
+                             : err_set(e, SHD_ENOMEM, "no memory for the model's spec");
     }
     shd_model_close(m);
     shd_close(s);

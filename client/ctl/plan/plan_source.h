@@ -7,8 +7,11 @@
 #include <stdint.h>
 
 #include "client/plan/plan.h"
+#include "proto/base/flags.h"
 #include "proto/base/status.h"
 #include "proto/spec/spec.h"
+
+struct plan_hosts;
 
 /* The flags of `shardctl plan`. Strings are borrowed from argv. */
 struct plan_ask {
@@ -30,6 +33,8 @@ struct plan_ask {
     uint32_t threads;  /* of each daemon; 0: as `shardctl run` gives */
     bool copies;       /* path copy */
     bool timeline_only;
+    struct flag_list hosts;          /* NAME:DAEMONS:WORKERS */
+    const struct plan_hosts *across; /* borrowed: these, parsed; NULL: all is on one */
 };
 
 /* The model as asked for: what --param-dtype and --accumulate change is changed, micros is filled

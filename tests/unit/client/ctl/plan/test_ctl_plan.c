@@ -97,6 +97,73 @@ static long long json_at(const json_t *root, const char *object, const char *key
     return (long long)json_integer_value(v);
 }
 
+/* What crosses from a to b, or the other way. */
+static long long crossing_at(const json_t *root, const char *from, const char *to, const char *key)
+{
+    const json_t *all = json_object_get(root, "crossing");
+    for (size_t i = 0; i < json_array_size(all); i++) {
+        const json_t *c = json_array_get(all, i);
+        if (strcmp(json_string_value(json_object_get(c, "from")), from) == 0 &&
+            strcmp(json_string_value(json_object_get(c, "to")), to) == 0)
+            return (long long)json_integer_value(json_object_get(c, key));
+    }
+    FAIL("nothing from %s to %s", from, to);
+}
+
+/* test_hosts_many compares it with what is counted. The example has 1,048,576 parameters, f32. */
+TEST(what_crosses_between_hosts_is_what_owners_there_have)
+{
+    const long long bytes = 4 << 20, micros = 10;
+    char path[128], args[256];
+    json_t *spec = json_load_file(SHD_SOURCE_DIR "/docs/example-spec.json", 0, NULL);
+    json_object_set_new(spec, "micro_batches", json_integer(micros));
+    snprintf(path, sizeof path, "%s/ten.json", dir);
+    EXPECT(json_dump_file(spec, path, 0) == 0);
+    json_decref(spec);
+    snprintf(args, sizeof args, "--spec %s --json --host a:2:1 --host b:0:3", path);
+    json_t *root = plan_json(args);
+    EXPECT_EQ(crossing_at(root, "a", "b", "parameters_bytes"), bytes); /* not for each worker */
+    EXPECT_EQ(crossing_at(root, "a", "b", "gradients_bytes"), 0);
+    EXPECT_EQ(crossing_at(root, "b", "a", "parameters_bytes"), 0);
+    const long long first = (micros + 3) / 4; /* of rank 0, on a */
+    EXPECT_EQ(crossing_at(root, "b", "a", "gradients_bytes"), (micros - first) * bytes);
+    json_decref(root);
+    snprintf(args, sizeof args,
+             "--spec %s --json --host a:1:2 --host b:1:0 --grad-dtype bf16 --accumulate 2", path);
+    root = plan_json(args);
+    EXPECT_EQ(crossing_at(root, "a", "b", "gradients_bytes") +
+                  crossing_at(root, "b", "a", "parameters_bytes"),
+              micros / 2 * bytes / 4 + bytes / 2);
+    EXPECT_EQ(crossing_at(root, "a", "b", "parameters_bytes"), 0); /* nobody reads it there */
+    json_decref(root);
+    root = plan_json(EXAMPLE " --json");
+    EXPECT(json_object_get(root, "crossing") == NULL);
+    json_decref(root);
+}
+
+TEST(hosts_that_do_not_fit_are_refused)
+{
+    static const char *const wrong[][2] = {
+        { "--host a", "'a' is not NAME:DAEMONS:WORKERS" },
+        { "--host a:1", "'a:1' is not" },
+        { "--host a:1:1:1", "'a:1:1:1' is not" },
+        { "--host :1:1", "':1:1' is not" },
+        { "--host a:-1:1", "'a:-1:1' is not" },
+        { "--host a:99999999999999999999:1", "is not" },
+        { "--host a:1:1 --host a:1:1", "there is a host 'a' already" },
+        { "--host a:0:1", "no host has any daemons" },
+        { "--host a:1:0", "no host has any workers" },
+        { "--host a:1:1 --daemons 2", "--host: 1 daemons, --daemons says 2" },
+        { "--host a:1:1 --workers 2", "--host: 1 workers, --workers says 2" },
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        char args[200];
+        snprintf(args, sizeof args, EXAMPLE " %s", wrong[i][0]);
+        EXPECT(plan(args) == 1);
+        EXPECT_HAS(output, wrong[i][1]);
+    }
+}
+
 TEST(json_has_the_documented_fields)
 {
     json_t *root = plan_json(EXAMPLE " --json --strategy zero2 --micro-batches-per-worker 3");
