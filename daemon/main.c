@@ -66,20 +66,18 @@ struct words { /* flags that are parsed further */
     const char *threads, *isa, *log_level, *log_format;
     bool core_dumps, version, relay;
     struct relay_config other; /* of --relay */
+    struct flag_list from;     /* its words */
 };
 
 static int take_relay(const struct words *w, const struct daemon_config *config, struct shd_err *e)
 {
     const struct relay_config *other = &w->other;
-    if (!w->relay && (other->cluster != NULL || other->host != NULL || other->from != NULL))
+    if (!w->relay && (other->cluster != NULL || other->host != NULL || w->from.count > 0))
         return err_set(e, SHD_EINVAL, "--cluster, --host and --from are for --relay");
     if (!w->relay)
         return config->device != NULL ? SHD_OK : err_set(e, SHD_EINVAL, "--device is required");
     if (other->cluster == NULL || other->host == NULL)
         return err_set(e, SHD_EINVAL, "--relay needs --cluster and --host");
-    if ((other->from != NULL) != (config->device != NULL))
-        return err_set(e, SHD_EINVAL,
-                       "--relay: --from and --device go together, HOST and its daemons");
     return SHD_OK;
 }
 
@@ -119,10 +117,11 @@ static const char *environment(const char *name, const char *otherwise)
 static int parse(int argc, char **argv, struct daemon_config *config, bool *ret_relay,
                  struct relay_config *ret_other)
 {
-    struct words w = { .threads = "auto",
-                       .isa = "auto",
-                       .log_level = environment("SHARDD_LOG_LEVEL", "info"),
-                       .log_format = environment("SHARDD_LOG_FORMAT", "text") };
+    static struct words w; /* what is found stays */
+    w = (struct words){ .threads = "auto",
+                        .isa = "auto",
+                        .log_level = environment("SHARDD_LOG_LEVEL", "info"),
+                        .log_format = environment("SHARDD_LOG_FORMAT", "text") };
     const struct flag table[] = {
         { "device", 0, FLAG_STRING, "NAME",
           "device to own: cpu0, cpu1, ... (host memory) or gpu0, gpu1," NEXT
@@ -158,18 +157,19 @@ static int parse(int argc, char **argv, struct daemon_config *config, bool *ret_
           "allow them, and debuggers of the same user" NEXT "($SHARDD_CORE_DUMPS=1)", &w.core_dumps,
           0, 0 },
         { "relay", 0, FLAG_BOOL, NULL,
-          "let workers of other hosts attach to the daemons of --runtime-dir;" NEXT
-          "with --from, stand in for another host's daemons there",
+          "be no daemon: let workers of other hosts attach to the daemons of" NEXT
+          "--runtime-dir (--device cpu0,cpu1: these), and stand in there for" NEXT
+          "other hosts' daemons (--from)",
           &w.relay, 0, 0 },
         { "cluster", 0, FLAG_STRING, "FILE",
           "of --relay: hosts, addresses and public keys, by `shardctl keys`", &w.other.cluster, 0,
           0 },
         { "host", 0, FLAG_STRING, "NAME",
           "of --relay: this host in FILE; its key is NAME.key beside it", &w.other.host, 0, 0 },
-        { "from", 0, FLAG_STRING, "NAME",
-          "of --relay: the host that has the daemons --device cpu0,cpu1,..." NEXT
-          "(all of a model, as there)",
-          &w.other.from, 0, 0 },
+        { "from", 0, FLAG_LIST, "HOST:cpu0,cpu1",
+          "of --relay: a host that has daemons cpu0, cpu1, ...; once for each" NEXT
+          "(all others that have devices in FILE; then HOST alone will do)",
+          &w.from, 0, 0 },
         { "version", 0, FLAG_BOOL, NULL, "print the version", &w.version, 0, 0 },
     };
     const struct flags flags = { .usage = "shardd --device DEVICE [FLAGS]",
@@ -192,6 +192,8 @@ static int parse(int argc, char **argv, struct daemon_config *config, bool *ret_
         take_words(&w, config, &e);
     *ret_relay = w.relay;
     *ret_other = w.other;
+    ret_other->from = w.from.items;
+    ret_other->from_count = w.from.count;
     return e.code == SHD_OK ? -1 : usage_error(&e);
 }
 
@@ -227,6 +229,13 @@ static void say_ready(void)
     sd_notify(/* unset_environment= */ 0, "READY=1\nSTATUS=Relaying");
 }
 
+/* Where the service manager looks after it (WatchdogSec=, --watchdog). */
+static void say_alive(void)
+{
+    if (sd_watchdog_enabled(/* unset_environment= */ 0, NULL) > 0)
+        sd_notify(/* unset_environment= */ 0, "WATCHDOG=1");
+}
+
 /* Its threads have no end of their own: the process has. */
 static int be_relay(const struct daemon_config *config, struct relay_config *other)
 {
@@ -235,7 +244,7 @@ static int be_relay(const struct daemon_config *config, struct relay_config *oth
     other->devices = config->device;
     reserve_share(config->runtime_dir);
     umask(0007);
-    const int r = relay_run(other, say_ready, &e);
+    const int r = relay_run(other, say_ready, say_alive, &e);
     if (r != SHD_OK)
         fprintf(stderr, "shardd: relay: %s\n", e.text);
     log_flush(/* all= */ true);

@@ -18,13 +18,12 @@
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 
+#include "daemon/relay/bulk_head.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/share/listen.h"
 
-#define MAGIC          UINT32_C(0x42444853) /* "SHDB" */
-#define SMALL_BYTES    8192u                /* of a payload that shares a record with its head */
-#define PING           0u                   /* the type of a frame that says nothing */
+#define SMALL_BYTES    8192u /* of a payload that shares a record with its head */
 #define PING_NS        (2 * NS_PER_S)
 #define FRAMES_A_TURN  64u
 #define POLL_MS        200
@@ -51,7 +50,8 @@ struct bulk {
     uint64_t head_got, got; /* bytes of the head, of the payload */
     uint8_t *to;            /* borrowed from the hook */
     uint64_t heard_ns, sent_ns, bytes;
-    struct shd_err failed; /* code not 0: what ended it */
+    struct bulk_count *count; /* borrowed; NULL: none */
+    struct shd_err failed;    /* code not 0: what ended it */
 };
 
 /* -- Keys -------------------------------------------------------------------------------------- */
@@ -372,6 +372,11 @@ void bulk_set_hooks(struct bulk *bulk, const struct bulk_hooks *hooks)
     bulk->hooks = *hooks;
 }
 
+void bulk_set_count(struct bulk *bulk, struct bulk_count *count)
+{
+    bulk->count = count;
+}
+
 /* -- Frames ------------------------------------------------------------------------------------ */
 
 static int fail(struct bulk *bulk, const struct shd_err *why, struct shd_err *e)
@@ -379,48 +384,6 @@ static int fail(struct bulk *bulk, const struct shd_err *why, struct shd_err *e)
     if (bulk->failed.code == SHD_OK)
         bulk->failed = *why;
     return err_copy(&bulk->failed, e);
-}
-
-static void put_le(uint8_t *at, uint64_t value, unsigned bytes)
-{
-    for (unsigned i = 0; i < bytes; i++)
-        at[i] = (uint8_t)(value >> (8 * i));
-}
-
-static uint64_t get_le(const uint8_t *at, unsigned bytes)
-{
-    uint64_t value = 0;
-    for (unsigned i = bytes; i-- > 0;)
-        value = value << 8 | at[i];
-    return value;
-}
-
-/* magic ^ type, index, id, at, bytes: 4 + 4 + 8 + 8 + 8. A type has 16 bits. */
-static void head_pack(const struct bulk_head *head, uint8_t out[BULK_HEAD_BYTES])
-{
-    put_le(out, MAGIC ^ head->type, 4);
-    put_le(out + 4, head->index, 4);
-    put_le(out + 8, head->id, 8);
-    put_le(out + 16, head->at, 8);
-    put_le(out + 24, head->bytes, 8);
-}
-
-static int head_unpack(const uint8_t in[BULK_HEAD_BYTES], struct bulk_head *ret_head,
-                       struct shd_err *e)
-{
-    *ret_head = (struct bulk_head){ .type = (uint32_t)get_le(in, 4) ^ MAGIC,
-                                    .index = (uint32_t)get_le(in + 4, 4),
-                                    .id = get_le(in + 8, 8),
-                                    .at = get_le(in + 16, 8),
-                                    .bytes = get_le(in + 24, 8) };
-    if (ret_head->type > UINT16_MAX)
-        return err_set(e, SHD_EPROTO, "a frame begins with 0x%08" PRIx64, get_le(in, 4));
-    if (ret_head->bytes > BULK_PAYLOAD_BYTES_MAX)
-        return err_set(e, SHD_ERANGE, "a frame of %" PRIu64 " bytes, at most %" PRIu64,
-                       ret_head->bytes, BULK_PAYLOAD_BYTES_MAX);
-    if (ret_head->type == PING && ret_head->bytes != 0)
-        return err_set(e, SHD_EPROTO, "a ping of %" PRIu64 " bytes", ret_head->bytes);
-    return SHD_OK;
 }
 
 /* What OpenSSL's answer n means: SHD_PENDING it wants to wait for *ret_events. */
@@ -462,8 +425,8 @@ static int head_came(struct bulk *bulk, struct shd_err *e)
 {
     struct shd_err why = { 0 };
     void *to = NULL;
-    int r = head_unpack(bulk->head_in, &bulk->head, &why);
-    if (r == SHD_OK && bulk->head.type != PING)
+    int r = bulk_head_unpack(bulk->head_in, &bulk->head, &why);
+    if (r == SHD_OK && bulk->head.type != BULK_PING)
         r = bulk->hooks.place(bulk->hooks.ctx, &bulk->head, &to, &why);
     if (r != SHD_OK)
         return fail(bulk, &why, e);
@@ -478,7 +441,9 @@ static int frame_came(struct bulk *bulk, struct shd_err *e)
     struct shd_err why = { 0 };
     bulk->head_got = 0;
     bulk->bytes += bulk->head.bytes;
-    if (bulk->head.type == PING)
+    if (bulk->count != NULL)
+        atomic_fetch_add(&bulk->count->in, BULK_HEAD_BYTES + bulk->head.bytes);
+    if (bulk->head.type == BULK_PING)
         return SHD_OK;
     const int r = bulk->hooks.done(bulk->hooks.ctx, &bulk->head, bulk->to, &why);
     return r == SHD_OK ? r : fail(bulk, &why, e);
@@ -567,7 +532,7 @@ int bulk_send(struct bulk *bulk, const struct bulk_head *head, const void *paylo
     if (bulk->failed.code != SHD_OK)
         return err_copy(&bulk->failed, e);
     const bool one = head->bytes > 0 && head->bytes <= SMALL_BYTES;
-    head_pack(head, small);
+    bulk_head_pack(head, small);
     if (one)
         memcpy(small + BULK_HEAD_BYTES, payload, head->bytes);
     int r = write_all(bulk, small, BULK_HEAD_BYTES + (one ? head->bytes : 0), e);
@@ -575,12 +540,14 @@ int bulk_send(struct bulk *bulk, const struct bulk_head *head, const void *paylo
         r = write_all(bulk, payload, head->bytes, e);
     bulk->sent_ns = clock_now_ns();
     bulk->bytes += head->bytes;
+    if (bulk->count != NULL && r == SHD_OK)
+        atomic_fetch_add(&bulk->count->out, BULK_HEAD_BYTES + head->bytes);
     return r;
 }
 
 int bulk_tick(struct bulk *bulk, struct shd_err *e)
 {
-    const struct bulk_head ping = { .type = PING };
+    const struct bulk_head ping = { .type = BULK_PING };
     const uint64_t now_ns = clock_now_ns();
     struct shd_err why = { 0 };
     if (bulk->failed.code != SHD_OK)

@@ -17,6 +17,7 @@
 #ifndef SHD_RELAY_BULK_H
 #define SHD_RELAY_BULK_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -27,13 +28,17 @@
 #define BULK_HEAD_BYTES        32u
 #define BULK_PAYLOAD_BYTES_MAX (UINT64_C(1) << 40)
 
-/* Little-endian on the wire; the place of each member is in bulk.c. */
+/* Little-endian on the wire; the place of each member is in bulk_head.c. */
 struct bulk_head {
     uint32_t type;  /* the owner's (relay.h), > 0 */
     uint32_t index; /* the owner's */
     uint64_t id;    /* the owner's: of a segment, a version */
     uint64_t at;    /* the owner's: bytes into it */
     uint64_t bytes; /* of the payload */
+};
+
+struct bulk_count { /* bytes */
+    _Atomic uint64_t in, out;
 };
 
 struct bulk_hooks {
@@ -76,6 +81,10 @@ const char *bulk_peer(const struct bulk *bulk);
 
 /* Whom to tell of frames, from now on. */
 void bulk_set_hooks(struct bulk *bulk, const struct bulk_hooks *hooks);
+
+/* Add to it (borrowed; NULL: nowhere) what frames come to from now on, their heads included,
+ * without what TLS adds. */
+void bulk_set_count(struct bulk *bulk, struct bulk_count *count);
 
 /* Send a frame, whose payload (borrowed until the return) may change meanwhile. Errors: SHD_EGONE,
  * SHD_ETIMEDOUT, SHD_EIO, or what a hook has said. */

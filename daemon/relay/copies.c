@@ -8,9 +8,9 @@
 #include "daemon/relay/bulk.h"
 #include "daemon/relay/frames.h"
 #include "daemon/relay/mirror.h"
+#include "daemon/relay/traffic.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
-#include "proto/share/board.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec_json.h"
@@ -30,6 +30,7 @@ static void model_close(struct copies_model *m)
 {
     mirror_put(m->mirror);
     shardmap_free(m->map);
+    traffic_count(m->traffic, TRAFFIC_SESSIONS, -1);
     *m = (struct copies_model){ .mirror = NULL };
 }
 
@@ -281,6 +282,8 @@ static void take_model(struct copies *c, const struct copies_model *m)
         taken.inbox = place->inbox; /* asked for the layout alone */
         taken.slots = place->slots;
     }
+    taken.traffic = mirror_traffic(taken.mirror);
+    traffic_count(taken.traffic, TRAFFIC_SESSIONS, 1);
     c->model_last += place->mirror == NULL || place->handle != m->handle;
     model_close(place);
     *place = taken;
@@ -341,6 +344,7 @@ static int find_gradient(struct copies *c, const struct wire_return *req, struct
     c->send.number = inbox->number;
     c->send.at = shardmap_slot_offset_bytes(m->map, req->slot);
     c->send.bytes = m->map->slice[req->unit].elems * dtype_bytes(req->dtype);
+    c->send.traffic = m->traffic;
     c->send.from = (const uint8_t *)inbox->segment.base + c->send.at;
     return SHD_OK;
 }
@@ -360,6 +364,7 @@ static int find_created(struct copies *c, struct shd_err *e)
 int copies_find(struct copies *c, const struct wire_request *request, struct shd_err *e)
 {
     c->send.from = NULL;
+    c->send.traffic = NULL;
     if (request->type == WIRE_RETURN && !request->return_grad.none)
         return find_gradient(c, &request->return_grad, e);
     if (request->type == WIRE_PUT ||
@@ -373,6 +378,10 @@ int copies_send(struct copies *c, struct bulk *bulk, struct shd_err *e)
     const struct bulk_head head = {
         .type = FRAME_BYTES, .id = c->send.number, .at = c->send.at, .bytes = c->send.bytes
     };
-    return c->send.from != NULL && head.bytes > 0 ? bulk_send(bulk, &head, c->send.from, e)
-                                                  : SHD_OK;
+    if (c->send.from == NULL || head.bytes == 0)
+        return SHD_OK;
+    const int r = bulk_send(bulk, &head, c->send.from, e);
+    if (r == SHD_OK)
+        traffic_add(c->send.traffic, TRAFFIC_GRADIENTS_OUT, head.bytes);
+    return r;
 }

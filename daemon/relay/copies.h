@@ -21,6 +21,7 @@ struct held;
 struct mirror;
 struct relay;
 struct shardmap;
+struct traffic;
 struct wire_layout;
 struct wire_request;
 
@@ -35,8 +36,9 @@ struct copy {
 };
 
 struct copies_model {
-    struct mirror *mirror; /* a reference; NULL: none */
-    struct shardmap *map;  /* owned */
+    struct mirror *mirror;   /* a reference; NULL: none */
+    struct shardmap *map;    /* owned */
+    struct traffic *traffic; /* borrowed; NULL: not counted */
     uint32_t handle, slots;
     uint64_t inbox; /* number; 0: it has none */
     uint64_t publish_ticket, board_ticket, publish_bytes, board_bytes;
@@ -54,6 +56,7 @@ struct copies {
     struct {                 /* what the request at hand is about */
         const uint8_t *from; /* borrowed; NULL: nothing */
         uint64_t number, at, bytes;
+        struct traffic *traffic; /* of a gradient: where it is counted */
     } send;
 };
 

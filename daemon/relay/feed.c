@@ -15,6 +15,7 @@
 #include "daemon/relay/frames.h"
 #include "daemon/relay/relay.h"
 #include "daemon/relay/source.h"
+#include "daemon/relay/traffic.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
@@ -26,6 +27,7 @@ struct feed {
     struct bulk *bulk;     /* borrowed */
     struct source *source; /* owned */
     const struct board *board;
+    struct traffic *traffic; /* borrowed; NULL: not counted */
     uint32_t units;
     uint64_t *sent; /* owned, [units]: version that the mirror has; NEVER: none */
     uint64_t step, phase, attempt, tried;
@@ -58,6 +60,8 @@ static int feed_unit(struct feed *feed, uint32_t unit, uint64_t version, struct 
     int r = tell_state(feed, version > 0 ? version - 1 : 0, STEP_APPLYING, e);
     if (r == SHD_OK && head.bytes > 0)
         r = bulk_send(feed->bulk, &head, slice, e);
+    if (r == SHD_OK)
+        traffic_add(feed->traffic, TRAFFIC_PARAMETERS_OUT, head.bytes);
     if (r != SHD_OK || board_stable_version(feed->board, unit) != version)
         return r;
     feed->sent[unit] = version;
@@ -143,6 +147,16 @@ static int feed_forever(struct feed *feed, struct shd_err *e)
     return r;
 }
 
+static int feed_counted(struct feed *feed, struct traffic *peer, struct shd_err *e)
+{
+    traffic_count(peer, TRAFFIC_FED, 1);
+    traffic_count(feed->traffic, TRAFFIC_FED, 1);
+    const int r = feed_forever(feed, e);
+    traffic_count(peer, TRAFFIC_FED, -1);
+    traffic_count(feed->traffic, TRAFFIC_FED, -1);
+    return r;
+}
+
 static int refuse_frame(void *ctx, const struct bulk_head *head, void **ret_to, struct shd_err *e)
 {
     (void)ctx;
@@ -170,15 +184,18 @@ int feed_run(struct relay *relay, struct bulk *bulk, const struct frame_open *op
                                     .model = open->model,
                                     .owner = (uint32_t)(owner_of >> 32),
                                     .owners = (uint32_t)owner_of };
+    struct traffic *peer = traffic_of(relay, bulk_peer(bulk), "");
     struct feed feed = { .bulk = bulk };
     bulk_set_hooks(bulk, &hooks);
     int r = source_open(&key, &feed.source, e);
     if (r == SHD_OK)
         r = begin(&feed, e);
+    if (r == SHD_OK) /* the model is there: its name is no invention of the peer's */
+        feed.traffic = traffic_of(relay, bulk_peer(bulk), open->model);
     if (r != SHD_OK)
         frame_refuse(bulk, e);
     else
-        r = feed_forever(&feed, e);
+        r = feed_counted(&feed, peer, e);
     source_close(feed.source);
     free(feed.sent);
     return r;

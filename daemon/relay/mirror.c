@@ -11,7 +11,9 @@
 #include "daemon/relay/bulk.h"
 #include "daemon/relay/frames.h"
 #include "daemon/relay/relay.h"
+#include "daemon/relay/routes.h"
 #include "daemon/relay/thread.h"
+#include "daemon/relay/traffic.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
@@ -29,8 +31,9 @@ struct mirror {
     struct frame_open open;
     uint32_t owner, owners;
     uint64_t instance;
-    _Atomic int state;  /* enum mirror_state */
-    struct shd_err why; /* of a dead one; written before the state is */
+    struct traffic *traffic; /* borrowed; NULL: not counted */
+    _Atomic int state;       /* enum mirror_state */
+    struct shd_err why;      /* of a dead one; written before the state is */
     struct segment publish, board_segment;
     struct board *board; /* of board_segment; NULL: MODEL has not come */
     uint32_t units;
@@ -109,6 +112,7 @@ static int done(void *ctx, const struct bulk_head *head, void *payload, struct s
     case FRAME_MODEL:
         return make_segments(m, head, e);
     case FRAME_UNIT:
+        traffic_add(m->traffic, TRAFFIC_PARAMETERS_IN, head->bytes);
         return SHD_OK;
     case FRAME_VERSION:
         return set_version(m, head, e);
@@ -178,11 +182,21 @@ static void mirror_main(struct relay *relay, void *arg)
     struct mirror *m = arg;
     struct bulk *bulk = NULL;
     struct shd_err e = { 0 };
-    int r = bulk_dial(relay->keys, relay->config->from, DIAL_NS, &bulk, &e);
+    const char *host = routes_host(relay->routes, m->open.device);
+    struct traffic *peer = traffic_of(relay, host, "");
+    m->traffic = traffic_of(relay, host, m->open.model);
+    traffic_count(peer, TRAFFIC_MIRRORS, 1);
+    traffic_count(m->traffic, TRAFFIC_MIRRORS, 1);
+    int r = bulk_dial(relay->keys, host, DIAL_NS, &bulk, &e);
+    if (r == SHD_OK)
+        bulk_set_count(bulk, traffic_frames(peer));
     if (r == SHD_OK)
         r = fill(m, bulk, &e);
-    log_info("op=mirror device=%s model=%s status=%s bytes=%" PRIu64 " why=\"%s\"", m->open.device,
-             m->open.model, status_name(r), bulk != NULL ? bulk_bytes(bulk) : 0, e.text);
+    traffic_count(peer, TRAFFIC_MIRRORS, -1);
+    traffic_count(m->traffic, TRAFFIC_MIRRORS, -1);
+    log_info("op=mirror device=%s host=%s model=%s status=%s bytes=%" PRIu64 " why=\"%s\"",
+             m->open.device, host, m->open.model, status_name(r),
+             bulk != NULL ? bulk_bytes(bulk) : 0, e.text);
     bulk_close(bulk);
     end(m, &e);
     mirror_put(m);
@@ -269,6 +283,11 @@ const struct segment *mirror_publish(const struct mirror *m)
 const struct segment *mirror_board(const struct mirror *m)
 {
     return &m->board_segment;
+}
+
+struct traffic *mirror_traffic(const struct mirror *m)
+{
+    return m->traffic;
 }
 
 uint32_t mirror_units(const struct mirror *m)

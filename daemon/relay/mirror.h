@@ -14,6 +14,7 @@
 struct mirror;
 struct relay;
 struct segment;
+struct traffic;
 
 struct mirror_key {
     const char *device, *model; /* borrowed */
@@ -40,5 +41,8 @@ void mirror_attempt(struct mirror *mirror, uint64_t attempt, uint64_t tried);
 const struct segment *mirror_publish(const struct mirror *mirror);
 const struct segment *mirror_board(const struct mirror *mirror);
 uint32_t mirror_units(const struct mirror *mirror);
+
+/* Where what crosses of its model is counted; NULL: it is not. */
+struct traffic *mirror_traffic(const struct mirror *mirror);
 
 #endif

@@ -2,6 +2,7 @@
 #include "daemon/relay/relay.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,15 +16,18 @@
 
 #include "daemon/base/log.h"
 #include "daemon/relay/bulk.h"
-#include "daemon/relay/frames.h"
+#include "daemon/relay/report.h"
+#include "daemon/relay/routes.h"
 #include "daemon/relay/serve.h"
 #include "daemon/relay/stand_in.h"
 #include "daemon/relay/thread.h"
+#include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/share/fdpass.h"
 #include "proto/share/listen.h"
 
-#define DOORS_MAX  (2 * RELAY_DEVICES_MAX)
+#define DOORS_MAX  (2 * RELAY_DEVICES_MAX + 1)
 #define SWEEP_MS   500
 #define CROWDED_MS 50
 #define PATH_BYTES (sizeof(((struct sockaddr_un *)NULL)->sun_path))
@@ -32,6 +36,7 @@ struct door {
     int fd; /* owned: listening */
     void (*main)(struct relay *relay, void *arg);
     char device[64];       /* "": of TCP */
+    const char *host;      /* that has it; the routes' */
     char path[PATH_BYTES]; /* "": none to remove */
 };
 
@@ -42,57 +47,73 @@ struct doors {
 
 /* -- Doors ------------------------------------------------------------------------------------- */
 
-static int open_unix(struct doors *doors, const struct relay_config *config, const char *device,
-                     bool side, struct shd_err *e)
+static int listen_at(struct door *door, struct shd_err *e)
 {
-    struct door *door = &doors->items[doors->count];
-    char path[PATH_BYTES];
-    if (snprintf(path, sizeof path, "%s/%s.%s", config->runtime_dir, device,
-                 side ? "sock" : "zmq") >= (int)sizeof path)
-        return err_set(e, SHD_ERANGE, "'%.60s...' is too long for a socket's path",
-                       config->runtime_dir);
-    const int r = side ? side_listen(path, &door->fd, e) : listen_unix(path, &door->fd, e);
-    if (r != SHD_OK)
-        return r;
-    chmod(path, 0660); /* as a daemon's: the directory says who gets there */
-    door->main = side ? stand_in_side : stand_in_requests;
-    memcpy(door->path, path, sizeof path);
-    snprintf(door->device, sizeof door->device, "%s", device);
-    doors->count++;
-    return SHD_OK;
+    const bool side = door->main == stand_in_side;
+    const int r = side ? side_listen(door->path, &door->fd, e)
+                       : listen_unix(door->path, &door->fd, e);
+    if (r == SHD_OK)
+        chmod(door->path, 0660); /* as a daemon's: the directory says who gets there */
+    return r;
 }
 
-/* "cpu0,cpu1". Requests' socket first: a worker looks for the other one. */
-static int open_devices(struct doors *doors, const struct relay_config *config, struct shd_err *e)
+static int open_unix(struct doors *doors, const char *dir, const struct route *route, bool side,
+                     struct shd_err *e)
 {
-    char names[RELAY_DEVICES_MAX * 64], *rest = NULL;
-    if (snprintf(names, sizeof names, "%s", config->devices) >= (int)sizeof names)
-        return err_set(e, SHD_ERANGE, "too many devices");
+    CHECK(doors->count < DOORS_MAX);
+    struct door *door = &doors->items[doors->count];
+    *door = (struct door){ .main = side ? stand_in_side : stand_in_requests, .host = route->host };
+    if (snprintf(door->path, sizeof door->path, "%s/%s.%s", dir, route->device,
+                 side ? "sock" : "zmq") >= (int)sizeof door->path)
+        return err_set(e, SHD_ERANGE, "'%.60s...' is too long for a socket's path", dir);
+    snprintf(door->device, sizeof door->device, "%s", route->device);
+    const int r = listen_at(door, e);
+    doors->count += r == SHD_OK;
+    return r;
+}
+
+/* Requests' socket first: a worker looks for the other one. */
+static int open_stand_ins(struct doors *doors, const struct relay *relay, struct shd_err *e)
+{
     int r = SHD_OK;
-    for (char *name = strtok_r(names, ",", &rest); r == SHD_OK && name != NULL;
-         name = strtok_r(NULL, ",", &rest)) {
-        if (doors->count == DOORS_MAX)
-            return err_set(e, SHD_ERANGE, "more than %u devices", RELAY_DEVICES_MAX);
-        r = frame_check_device(name, e);
+    for (uint32_t i = 0; r == SHD_OK && i < relay->routes->count; i++) {
+        const struct route *route = &relay->routes->items[i];
+        r = open_unix(doors, relay->config->runtime_dir, route, /* side= */ false, e);
         if (r == SHD_OK)
-            r = open_unix(doors, config, name, /* side= */ false, e);
-        if (r == SHD_OK)
-            r = open_unix(doors, config, name, /* side= */ true, e);
+            r = open_unix(doors, relay->config->runtime_dir, route, /* side= */ true, e);
+        if (r != SHD_OK)
+            err_prefix(e, "in the stead of host '%s'", route->host);
     }
-    if (r == SHD_OK && doors->count == 0)
-        r = err_set(e, SHD_EINVAL, "no device is named");
     return r;
 }
 
 static int open_tcp(struct doors *doors, const struct relay *relay, struct shd_err *e)
 {
-    struct door *door = &doors->items[0];
+    struct door *door = &doors->items[doors->count];
     bool remote;
+    *door = (struct door){ .main = serve_connection };
     const int r = listen_tcp(bulk_keys_address(relay->keys), LISTEN_NAMES | LISTEN_REMOTE,
                              &door->fd, &remote, e);
-    door->main = serve_connection;
-    doors->count = r == SHD_OK;
+    doors->count += r == SHD_OK;
     return r;
+}
+
+/* `shardctl up` clears a runtime directory of the sockets of whatever is not a daemon: they are
+ * made anew. */
+static void look_after_doors(struct doors *doors)
+{
+    for (uint32_t i = 0; i < doors->count; i++) {
+        struct door *door = &doors->items[i];
+        struct shd_err e = { 0 };
+        if (door->path[0] == '\0' || access(door->path, F_OK) == 0 || errno != ENOENT)
+            continue;
+        const int old = door->fd;
+        if (listen_at(door, &e) == SHD_OK) {
+            close(old);
+            log_info("op=relay device=%s why=\"its socket was gone, and is there again\"",
+                     door->device);
+        }
+    }
 }
 
 static void close_doors(struct doors *doors)
@@ -116,6 +137,7 @@ static void *door_arg(const struct door *door, int fd)
     if (arg != NULL) {
         arg->fd = fd;
         memcpy(arg->device, door->device, sizeof arg->device);
+        arg->host = door->host;
     }
     return arg;
 }
@@ -140,9 +162,11 @@ static bool let_in(struct relay *relay, const struct door *door)
     return false;
 }
 
-static void serve_doors(struct relay *relay, const struct doors *doors, int signal_fd)
+static void serve_doors(struct relay *relay, struct doors *doors, int signal_fd,
+                        void (*alive)(void))
 {
     struct pollfd p[DOORS_MAX + 1];
+    uint64_t looked_ns = clock_now_ns();
     for (;;) {
         bool ok = true;
         for (uint32_t i = 0; i < doors->count; i++)
@@ -154,6 +178,11 @@ static void serve_doors(struct relay *relay, const struct doors *doors, int sign
         for (uint32_t i = 0; i < doors->count; i++)
             if (p[i].revents != 0)
                 ok = let_in(relay, &doors->items[i]) && ok;
+        if (clock_now_ns() - looked_ns >= SWEEP_MS * NS_PER_MS) {
+            looked_ns = clock_now_ns();
+            look_after_doors(doors);
+            alive();
+        }
         stand_in_sweep(relay);
         log_flush(/* all= */ false);
         if (!ok)
@@ -174,10 +203,35 @@ static int catch_signals(int *ret_fd, struct shd_err *e)
     return SHD_OK;
 }
 
-int relay_run(const struct relay_config *config, void (*ready)(void), struct shd_err *e)
+static int read_routes(const struct relay_config *config, struct routes *ret_routes,
+                       struct shd_err *e)
 {
-    struct relay relay = { .config = config, .lock = PTHREAD_MUTEX_INITIALIZER };
-    struct doors doors = { .count = 0 };
+    struct cluster cluster;
+    int r = cluster_load(config->cluster, &cluster, e);
+    if (r != SHD_OK)
+        return r;
+    r = routes_make(&cluster, config, ret_routes, e);
+    cluster_free(&cluster);
+    return r;
+}
+
+static int open_doors(struct doors *doors, struct relay *relay, struct shd_err *e)
+{
+    int r = open_stand_ins(doors, relay, e);
+    if (r == SHD_OK && relay->routes->serves)
+        r = open_tcp(doors, relay, e);
+    return r == SHD_OK ? report_begin(relay, e) : r;
+}
+
+int relay_run(const struct relay_config *config, void (*ready)(void), void (*alive)(void),
+              struct shd_err *e)
+{
+    static struct routes routes;
+    static struct doors doors;
+    struct relay relay = { .config = config,
+                           .routes = &routes,
+                           .since_ns = clock_now_ns(),
+                           .lock = PTHREAD_MUTEX_INITIALIZER };
     int signal_fd = -1;
     if (mkdir(config->runtime_dir, 0700) < 0 && errno != EEXIST)
         return err_sys(e, SHD_EIO, "make '%.100s'", config->runtime_dir);
@@ -185,12 +239,16 @@ int relay_run(const struct relay_config *config, void (*ready)(void), struct shd
     if (r == SHD_OK)
         r = bulk_keys_new(config->cluster, config->host, &relay.keys, e);
     if (r == SHD_OK)
-        r = config->from != NULL ? open_devices(&doors, config, e) : open_tcp(&doors, &relay, e);
+        r = read_routes(config, &routes, e);
+    if (r == SHD_OK)
+        r = open_doors(&doors, &relay, e);
     if (r == SHD_OK) {
-        log_info("op=start relay=%s from=%s", config->host,
-                 config->from != NULL ? config->from : "-");
+        log_info("op=start relay=%s listens=%s devices=%s in_stead=%" PRIu32, config->host,
+                 routes.serves ? bulk_keys_address(relay.keys) : "-",
+                 routes.own[0] != '\0' ? routes.own : "-", routes.count);
         ready();
-        serve_doors(&relay, &doors, signal_fd);
+        serve_doors(&relay, &doors, signal_fd, alive);
+        report_end(&relay);
     }
     close_doors(&doors);
     return r;

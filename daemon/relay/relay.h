@@ -1,12 +1,16 @@
-/* shardd --relay: one host's voice to others (docs/hosts.md).
+/* shardd --relay: one host's voice to others (docs/hosts.md), which does two things, or one of
+ * them:
  *
- *   beside daemons        listens on TCP, at the address of its own that the cluster file has, and
- * lets relays of other hosts in, whose workers then have sessions here (serve.h, feed.h) in their
- * stead        with `from`: makes the sockets of that host's daemons in its own runtime directory,
- * at which workers attach as to the daemons (stand_in.h, mirror.h)
+ *   it lets them in       listens on TCP, at the address of its own that the cluster file has, and
+ * lets relays of other hosts in, whose workers then have sessions at the daemons here (serve.h,
+ * feed.h)
+ *   in others' stead      makes the sockets of other hosts' daemons in its own runtime directory,
+ * beside those of daemons that are here; workers attach there as to the daemons (stand_in.h,
+ * mirror.h)
  *
- * It keeps no state: a session through it is a session of the daemon, and whoever of the four dies,
- * the others hang up, and the worker repeats what was not credited, as ever.
+ * Which is which says routes.h. It keeps no state: a session through it is a session of the daemon,
+ * and whoever of the four dies, the others hang up, and the worker repeats what was not credited,
+ * as ever.
  *
  * A thread for each connection, which waits for it and for what it belongs to; what they share is
  * behind one lock. */
@@ -20,32 +24,38 @@
 
 #include "proto/base/status.h"
 
-#define RELAY_DEVICES_MAX 64u
-
 struct bulk_keys;
 struct mirror;
+struct routes;
 struct stand_in;
+struct traffic;
 
 struct relay_config {
-    const char *runtime_dir; /* of the daemons beside it, or of the workers */
+    const char *runtime_dir; /* of the daemons beside it, and of the workers */
     const char *cluster;     /* path of the cluster file */
     const char *host;        /* this host's name in it */
-    const char *from;        /* whose daemons it stands in for; NULL: it serves its own */
-    const char *devices;     /* of these: "cpu0,cpu1" */
+    const char *devices;     /* of this host, that others may have: "cpu0,cpu1"; NULL: routes.h */
+    const char *const *from; /* [from_count], "HOST:cpu0,cpu1": of others; none: routes.h */
+    uint32_t from_count;
 };
 
 struct relay { /* what its threads share */
     const struct relay_config *config;
-    struct bulk_keys *keys;   /* owned */
-    pthread_mutex_t lock;     /* of what follows */
-    struct mirror *mirrors;   /* those that live */
-    struct stand_in *waiting; /* sessions whose worker has not said Hello yet */
-    uint32_t threads;         /* counted without the lock */
+    const struct routes *routes; /* borrowed */
+    struct bulk_keys *keys;      /* owned */
+    uint64_t since_ns;           /* it runs */
+    pthread_mutex_t lock;        /* of what follows */
+    struct mirror *mirrors;      /* those that live */
+    struct stand_in *waiting;    /* sessions whose worker has not said Hello yet */
+    struct traffic *traffic;     /* what has crossed */
+    uint32_t threads;            /* counted without the lock */
 };
 
 /* Run until SIGTERM or SIGINT: SHD_OK, and the process is to end by _exit(), for its threads go on.
- * `ready` is called when it can be reached. Errors: SHD_EINVAL, SHD_EEXIST a daemon or another
- * relay has a socket, SHD_EBUSY the address is taken; as of bulk_keys_new(). */
-int relay_run(const struct relay_config *config, void (*ready)(void), struct shd_err *e);
+ * `ready` is called when it can be reached, `alive` twice a second while it goes on. Errors:
+ * SHD_EEXIST a daemon or another relay has a socket, SHD_EBUSY the address is taken; as of
+ * bulk_keys_new() and routes_make(). */
+int relay_run(const struct relay_config *config, void (*ready)(void), void (*alive)(void),
+              struct shd_err *e);
 
 #endif

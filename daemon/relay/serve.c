@@ -1,376 +1,91 @@
-/* See serve.h.
- *
- * Happy path of a session: attach at the daemon, pass its welcome on; then requests come, each
- * behind the bytes that it is about, which were received into the daemon's own segment; replies go,
- * each behind the segments that it names. */
+/* See serve.h. */
 #include "daemon/relay/serve.h"
 
 #include <inttypes.h>
 #include <poll.h>
-#include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/relay/attach.h"
 #include "daemon/relay/bulk.h"
 #include "daemon/relay/feed.h"
 #include "daemon/relay/frames.h"
 #include "daemon/relay/relay.h"
-#include "proto/base/check.h"
-#include "proto/base/sys.h"
-#include "proto/share/board.h"
+#include "daemon/relay/routes.h"
+#include "daemon/relay/served.h"
+#include "daemon/relay/traffic.h"
 
 #define HANDSHAKE_NS (10 * NS_PER_S)
 #define POLL_MS      500
-#define SEGMENTS_MAX 16u
 
-struct served_segment {
-    struct segment segment; /* of the daemon's; fd -1: none */
-    enum segment_kind kind;
-    dev_t dev; /* what tells whether another descriptor is of the same */
-    ino_t ino;
-    uint64_t number;  /* > 0, ascending: what both relays call it */
-    uint32_t model;   /* of a board: the handle */
-    uint64_t attempt; /* of a board: the one that the other relay knows */
-};
-
-struct served {
-    struct relay *relay;
-    struct bulk *bulk; /* borrowed */
-    struct attach daemon;
-    struct served_segment segments[SEGMENTS_MAX];
-    uint64_t last_number;
-    uint64_t receiving; /* number of the segment that bytes come into; 0: none */
-    uint8_t *message;   /* owned, [WIRE_FRAME_BYTES_MAX] */
-    struct wire_arena arena;
-    bool opened; /* OPEN came */
-    struct bulk_head open_head;
+struct opening {
+    bool came;
+    struct bulk_head head;
     struct frame_open open;
 };
 
-/* -- What the other relay says ----------------------------------------------------------------- */
-
-static int place_bytes(struct served *s, const struct bulk_head *head, void **ret_to,
-                       struct shd_err *e)
-{
-    for (uint32_t i = 0; i < SEGMENTS_MAX; i++) {
-        struct served_segment *at = &s->segments[i];
-        if (at->segment.fd < 0 || at->number != head->id)
-            continue;
-        if (at->kind != SEGMENT_INBOX && at->kind != SEGMENT_STAGE)
-            return err_set(e, SHD_EPROTO, "bytes for a %s segment", segment_kind_name(at->kind));
-        if (head->at > at->segment.bytes || head->bytes > at->segment.bytes - head->at)
-            return err_set(e, SHD_ERANGE,
-                           "bytes [%" PRIu64 ", + %" PRIu64 ") of a segment of %" PRIu64, head->at,
-                           head->bytes, at->segment.bytes);
-        *ret_to = (uint8_t *)at->segment.base + head->at;
-        s->receiving = head->id;
-        return SHD_OK;
-    }
-    return err_set(e, SHD_ENOENT, "bytes for segment %" PRIu64 ", which there is not", head->id);
-}
-
+/* One frame, and no other before it is answered. */
 static int place(void *ctx, const struct bulk_head *head, void **ret_to, struct shd_err *e)
 {
-    struct served *s = ctx;
-    if (!s->opened) {
-        if (head->type != FRAME_OPEN || head->bytes != sizeof s->open)
-            return err_set(e, SHD_EPROTO,
-                           "a frame of type %" PRIu32 " and %" PRIu64 " bytes instead of OPEN",
-                           head->type, head->bytes);
-        *ret_to = &s->open;
-        return SHD_OK;
-    }
-    if (head->type == FRAME_BYTES)
-        return place_bytes(s, head, ret_to, e);
-    if (head->type != FRAME_MESSAGE || head->bytes == 0 || head->bytes > WIRE_FRAME_BYTES_MAX)
-        return err_set(e, SHD_EPROTO, "a frame of type %" PRIu32 " and %" PRIu64 " bytes",
-                       head->type, head->bytes);
-    *ret_to = s->message;
+    struct opening *o = ctx;
+    if (o->came || head->type != FRAME_OPEN || head->bytes != sizeof o->open)
+        return err_set(e, SHD_EPROTO, "a frame of type %" PRIu32 " and %" PRIu64 " bytes %s OPEN",
+                       head->type, head->bytes, o->came ? "right behind" : "instead of");
+    *ret_to = &o->open;
     return SHD_OK;
-}
-
-/* A daemon knows the relay's process alone: so the name says whose worker it is. */
-static int pass_hello(struct served *s, struct wire_request *hello, struct shd_err *e)
-{
-    char name[WIRE_NAME_BYTES_MAX];
-    size_t bytes;
-    const char *host = bulk_peer(s->bulk);
-    snprintf(name, sizeof name, "%.*s@%s", (int)(sizeof name - strlen(host) - 2), hello->hello.name,
-             host);
-    hello->hello.name = name;
-    const int r = wire_request_pack_for(hello, (uint32_t)s->daemon.welcome.ticket, s->message,
-                                        WIRE_FRAME_BYTES_MAX, &bytes, e);
-    return r == SHD_OK ? zconn_write(&s->daemon.z, s->message, bytes, e) : r;
 }
 
 static int done(void *ctx, const struct bulk_head *head, void *payload, struct shd_err *e)
 {
-    struct served *s = ctx;
-    struct wire_request request;
-    s->receiving = 0;
-    if (head->type == FRAME_OPEN) {
-        s->opened = true;
-        s->open_head = *head;
-        if (memchr(s->open.device, 0, sizeof s->open.device) == NULL ||
-            memchr(s->open.model, 0, sizeof s->open.model) == NULL) {
-            s->open = (struct frame_open){ .device = "" }; /* nobody is to read it */
-            return err_set(e, SHD_EPROTO, "a name in OPEN has no end");
-        }
-        return frame_check_device(s->open.device, e);
+    struct opening *o = ctx;
+    (void)payload;
+    o->came = true;
+    o->head = *head;
+    if (memchr(o->open.device, 0, sizeof o->open.device) == NULL ||
+        memchr(o->open.model, 0, sizeof o->open.model) == NULL) {
+        o->open = (struct frame_open){ .device = "" }; /* nobody is to read it */
+        return err_set(e, SHD_EPROTO, "a name in OPEN has no end");
     }
-    if (head->type != FRAME_MESSAGE)
-        return SHD_OK;
-    s->arena.used = 0;
-    int r = wire_request_unpack(payload, (size_t)head->bytes, &s->arena, &request, e);
-    if (r == SHD_OK)
-        r = frame_admits(&request, e);
-    if (r == SHD_OK && request.type == WIRE_HELLO)
-        return pass_hello(s, &request, e);
-    return r == SHD_OK ? zconn_write(&s->daemon.z, payload, (size_t)head->bytes, e) : r;
+    return frame_check_device(o->open.device, e);
 }
 
-/* -- What the daemon says ---------------------------------------------------------------------- */
-
-/* A place for one more: the oldest that is handed over once goes. A segment whose bytes still come
- * stays: bulk writes on into it. */
-static struct served_segment *make_place(struct served *s, struct shd_err *e)
+static int await_open(struct bulk *bulk, struct opening *o, struct shd_err *e)
 {
-    struct served_segment *oldest = NULL;
-    for (uint32_t i = 0; i < SEGMENTS_MAX; i++) {
-        struct served_segment *at = &s->segments[i];
-        if (at->segment.fd < 0)
-            return at;
-        const bool lasts = at->kind == SEGMENT_INBOX || at->kind == SEGMENT_BOARD;
-        if (!lasts && at->number != s->receiving && (oldest == NULL || at->number < oldest->number))
-            oldest = at;
-    }
-    if (oldest == NULL)
-        err_set(e, SHD_EBUSY, "a session with %u inboxes, boards and segments that bytes come into",
-                SEGMENTS_MAX);
-    else
-        segment_close(&oldest->segment);
-    return oldest;
-}
-
-/* The segment behind fd (taken): one that is mapped already, or a new one. */
-static int keep(struct served *s, int fd, const struct wire_segment *said,
-                struct served_segment **ret_at, struct shd_err *e)
-{
-    struct stat st;
-    int r = fstat(fd, &st) == 0 ? SHD_OK : err_sys(e, SHD_EIO, "look at a segment");
-    for (uint32_t i = 0; r == SHD_OK && i < SEGMENTS_MAX; i++) {
-        struct served_segment *at = &s->segments[i];
-        if (at->segment.fd < 0 || at->dev != st.st_dev || at->ino != st.st_ino)
-            continue;
-        close(fd);
-        *ret_at = at;
-        return SHD_OK;
-    }
-    struct served_segment *at = r == SHD_OK ? make_place(s, e) : NULL;
-    if (at == NULL || segment_map(fd, said->kind, said->bytes, &at->segment, e) != SHD_OK) {
-        close(fd);
-        return SHD_ENOMEM;
-    }
-    at->kind = said->kind;
-    at->dev = st.st_dev;
-    at->ino = st.st_ino;
-    at->number = ++s->last_number;
-    *ret_at = at;
-    return SHD_OK;
-}
-
-/* Claim a segment and say that it is there; with what it has, if that is for the worker to read. */
-static int pass_segment(struct served *s, const struct wire_segment *said, bool contents,
-                        struct shd_err *e)
-{
-    struct served_segment *at = NULL;
-    int fd;
-    int r = attach_claim(&s->daemon, said, &fd, e);
-    if (r == SHD_OK)
-        r = keep(s, fd, said, &at, e);
-    if (r != SHD_OK)
-        return r;
-    const struct bulk_head there = { .type = FRAME_SEGMENT,
-                                     .index = said->kind,
-                                     .id = said->ticket,
-                                     .at = said->bytes,
-                                     .bytes = sizeof at->number };
-    const struct bulk_head bytes = { .type = FRAME_BYTES, .id = at->number, .bytes = said->bytes };
-    r = bulk_send(s->bulk, &there, &at->number, e);
-    return r == SHD_OK && contents ? bulk_send(s->bulk, &bytes, at->segment.base, e) : r;
-}
-
-/* The board is looked at before each reply. It is no wait: the mirror has one of its own. */
-static int keep_board(struct served *s, const struct wire_layout *layout,
-                      const struct wire_segment *said, int fd, struct shd_err *e)
-{
-    struct served_segment *at = NULL;
-    if (said->bytes < sizeof(struct board)) {
-        close(fd);
-        return err_set(e, SHD_ESEGMENT, "a board of %" PRIu64 " bytes", said->bytes);
-    }
-    const int r = keep(s, fd, said, &at, e);
-    if (r != SHD_OK)
-        return r;
-    at->model = layout->model;
-    at->attempt = layout->attempt;
-    return SHD_OK;
-}
-
-static int pass_layout(struct served *s, const struct wire_layout *layout, struct shd_err *e)
-{
-    int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < layout->segment_count; i++) {
-        const struct wire_segment *said = &layout->segments[i];
-        int fd;
-        if (said->kind == SEGMENT_INBOX || said->kind == SEGMENT_SPEC)
-            r = pass_segment(s, said, said->kind == SEGMENT_SPEC, e);
-        else if ((r = attach_claim(&s->daemon, said, &fd, e)) == SHD_OK &&
-                 said->kind == SEGMENT_BOARD)
-            r = keep_board(s, layout, said, fd, e);
-        else if (r == SHD_OK)
-            close(fd); /* the mirror has its own; a ticket is not to be left */
-    }
-    return r;
-}
-
-/* A daemon says on its board that a step was reset before it answers anybody so. Here a reply could
- * overtake the board, which goes by the mirror: so what changed is told in front of the reply. */
-static int pass_attempts(struct served *s, struct shd_err *e)
-{
-    int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < SEGMENTS_MAX; i++) {
-        struct served_segment *at = &s->segments[i];
-        if (at->segment.fd < 0 || at->kind != SEGMENT_BOARD)
-            continue;
-        const struct board *board = at->segment.base;
-        struct bulk_head head = { .type = FRAME_ATTEMPT, .index = at->model };
-        head.id = atomic_load_explicit(&board->attempt, memory_order_acquire);
-        head.at = atomic_load_explicit(&board->tried, memory_order_acquire);
-        if (head.id == at->attempt)
-            continue;
-        at->attempt = head.id;
-        r = bulk_send(s->bulk, &head, NULL, e);
-    }
-    return r;
-}
-
-static int pass_reply(struct served *s, const uint8_t *body, size_t bytes, struct shd_err *e)
-{
-    const struct bulk_head head = { .type = FRAME_MESSAGE, .bytes = bytes };
-    struct wire_reply reply; /* of which nothing in the arena is used: requests take that over */
-    s->arena.used = 0;
-    int r = wire_reply_unpack(body, bytes, &s->arena, &reply, e);
-    if (r == SHD_OK && reply.status == SHD_OK && reply.type == WIRE_LAYOUT)
-        r = pass_layout(s, &reply.layout, e);
-    struct wire_segment stage = { .kind = SEGMENT_STAGE };
-    if (r == SHD_OK && reply.status == SHD_OK && reply.type == WIRE_CREATED) {
-        stage.ticket = reply.created.ticket;
-        stage.bytes = reply.created.bytes;
-    } else if (r == SHD_OK && reply.status == SHD_OK && reply.type == WIRE_GOT) {
-        stage.ticket = reply.got.ticket;
-        stage.bytes = reply.got.bytes;
-    }
-    if (r == SHD_OK && stage.ticket != 0)
-        r = pass_segment(s, &stage, reply.type == WIRE_GOT, e);
-    if (r == SHD_OK)
-        r = pass_attempts(s, e);
-    return r == SHD_OK ? bulk_send(s->bulk, &head, body, e) : r;
-}
-
-static int pass_replies(struct served *s, struct shd_err *e)
-{
-    int r = zconn_read(&s->daemon.z, e);
-    while (r == SHD_OK) {
-        const uint8_t *body;
-        size_t bytes;
-        r = zconn_next(&s->daemon.z, &body, &bytes, e);
-        if (r == SHD_OK) /* sending may receive, and what that writes reads: it adds behind body */
-            r = pass_reply(s, body, bytes, e);
-    }
-    return r == SHD_PENDING ? SHD_OK : r;
-}
-
-static int pass_side(struct served *s, const struct side_msg *msg, struct shd_err *e)
-{
-    const struct bulk_head head = { .type = FRAME_SIDE, .bytes = sizeof *msg };
-    return bulk_send(s->bulk, &head, msg, e);
-}
-
-/* It says why it ends a session, or hangs up. */
-static int hear_side(struct served *s, struct shd_err *e)
-{
-    struct side_msg msg;
-    const int r = side_recv(s->daemon.side_fd, /* timeout_ms= */ 0, &msg, /* ret_fd= */ NULL, e);
-    if (r == SHD_ETIMEDOUT || (r == SHD_OK && msg.type == SIDE_WAKE))
-        return SHD_OK;
-    return r == SHD_OK ? pass_side(s, &msg, e) : r;
-}
-
-/* -- A connection ------------------------------------------------------------------------------ */
-
-static int serve_session(struct served *s, struct shd_err *e)
-{
-    int r = attach_open(s->relay->config->runtime_dir, s->open.device, &s->daemon, e);
-    if (r != SHD_OK) {
-        frame_refuse(s->bulk, e);
-        return r;
-    }
-    r = pass_side(s, &s->daemon.welcome, e);
-    bool more = false;
-    while (r >= SHD_OK) {
-        struct pollfd p[] = { { .fd = bulk_fd(s->bulk), .events = POLLIN },
-                              { .fd = s->daemon.z.fd, .events = POLLIN },
-                              { .fd = s->daemon.side_fd, .events = POLLIN } };
-        poll(p, ARRAY_SIZE(p), more ? 0 : POLL_MS);
-        r = bulk_receive(s->bulk, e);
-        more = r == SHD_PENDING;
-        if (r >= SHD_OK)
-            r = pass_replies(s, e); /* also of what was read while something was written */
-        if (r >= SHD_OK && p[2].revents != 0)
-            r = hear_side(s, e);
-        if (r >= SHD_OK)
-            r = bulk_tick(s->bulk, e);
-    }
-    return r;
-}
-
-static int await_open(struct served *s, struct shd_err *e)
-{
+    const struct bulk_hooks hooks = { .place = place, .done = done, .ctx = o };
     const uint64_t end_ns = clock_now_ns() + HANDSHAKE_NS;
     int r = SHD_OK;
-    while (r >= SHD_OK && !s->opened) {
-        struct pollfd p = { .fd = bulk_fd(s->bulk), .events = POLLIN };
+    bulk_set_hooks(bulk, &hooks);
+    while (r >= SHD_OK && !o->came) {
+        struct pollfd p = { .fd = bulk_fd(bulk), .events = POLLIN };
         poll(&p, 1, POLL_MS);
-        r = bulk_receive(s->bulk, e);
-        if (r >= SHD_OK && !s->opened && clock_now_ns() >= end_ns)
+        r = bulk_receive(bulk, e);
+        if (r >= SHD_OK && !o->came && clock_now_ns() >= end_ns)
             return err_set(e, SHD_ETIMEDOUT, "it does not say what it wants");
     }
     return r >= SHD_OK ? SHD_OK : r;
 }
 
-static int serve(struct served *s, struct shd_err *e)
+static int serve(struct relay *relay, struct bulk *bulk, struct opening *o, struct shd_err *e)
 {
-    const struct bulk_hooks hooks = { .place = place, .done = done, .ctx = s };
-    bulk_set_hooks(s->bulk, &hooks);
-    const int r = await_open(s, e);
+    int r = await_open(bulk, o, e);
     if (r != SHD_OK)
         return r;
-    if (s->open_head.index == FRAME_OPEN_SESSION)
-        return serve_session(s, e);
-    if (s->open_head.index == FRAME_OPEN_MODEL)
-        return feed_run(s->relay, s->bulk, &s->open, s->open_head.id, e);
-    return err_set(e, SHD_EPROTO, "OPEN of kind %" PRIu32, s->open_head.index);
+    r = routes_admit(relay->routes, o->open.device, e);
+    if (r != SHD_OK) {
+        frame_refuse(bulk, e);
+        return r;
+    }
+    if (o->head.index == FRAME_OPEN_SESSION)
+        return served_run(relay, bulk, &o->open, e);
+    if (o->head.index == FRAME_OPEN_MODEL)
+        return feed_run(relay, bulk, &o->open, o->head.id, e);
+    return err_set(e, SHD_EPROTO, "OPEN of kind %" PRIu32, o->head.index);
 }
 
 void serve_connection(struct relay *relay, void *arg)
 {
     const int fd = *(int *)arg;
+    struct opening o = { .came = false };
     struct shd_err e = { 0 };
     struct bulk *bulk;
     free(arg);
@@ -380,28 +95,9 @@ void serve_connection(struct relay *relay, void *arg)
                  status_name(e.code), e.text);
         return;
     }
-    struct served *s = sys_calloc(1, sizeof *s);
-    if (s != NULL) {
-        *s = (struct served){ .relay = relay, .bulk = bulk, .daemon = ATTACH_CLOSED };
-        for (uint32_t i = 0; i < SEGMENTS_MAX; i++)
-            s->segments[i].segment = SEGMENT_CLOSED;
-        s->message = sys_malloc(WIRE_FRAME_BYTES_MAX);
-        s->arena = (struct wire_arena){ .base = sys_malloc(WIRE_ARENA_BYTES),
-                                        .bytes = WIRE_ARENA_BYTES };
-    }
-    if (s == NULL || s->message == NULL || s->arena.base == NULL)
-        err_set(&e, SHD_ENOMEM, "no memory for a session");
-    else
-        serve(s, &e);
+    bulk_set_count(bulk, traffic_frames(traffic_of(relay, bulk_peer(bulk), "")));
+    serve(relay, bulk, &o, &e);
     log_info("op=relay peer=%s device=%s status=%s bytes=%" PRIu64 " why=\"%s\"", bulk_peer(bulk),
-             s != NULL ? s->open.device : "", status_name(e.code), bulk_bytes(bulk), e.text);
-    if (s != NULL) {
-        attach_close(&s->daemon);
-        for (uint32_t i = 0; i < SEGMENTS_MAX; i++)
-            segment_close(&s->segments[i].segment);
-        free(s->message);
-        free(s->arena.base);
-    }
-    free(s);
+             o.open.device, status_name(e.code), bulk_bytes(bulk), e.text);
     bulk_close(bulk);
 }

@@ -16,6 +16,7 @@
 #include "daemon/relay/copies.h"
 #include "daemon/relay/frames.h"
 #include "daemon/relay/relay.h"
+#include "daemon/relay/traffic.h"
 #include "daemon/relay/zconn.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
@@ -33,7 +34,9 @@ struct stand_in {
     struct stand_in *next; /* of those that wait for Hello; relay's lock */
     uint64_t since_ns;
     char device[64];
-    int side_fd; /* owned: the worker's */
+    const char *host;     /* that has it; the routes' */
+    struct traffic *peer; /* borrowed; NULL: not counted */
+    int side_fd;          /* owned: the worker's */
     struct bulk *bulk;
     struct zconn z; /* the worker's */
     struct copies copies;
@@ -50,6 +53,8 @@ static void stand_in_free(struct stand_in *s)
     if (s == NULL)
         return;
     copies_free(&s->copies);
+    if (s->bulk != NULL)
+        traffic_count(s->peer, TRAFFIC_SESSIONS, -1);
     bulk_close(s->bulk);
     zconn_close(&s->z);
     if (s->side_fd >= 0)
@@ -255,6 +260,7 @@ static struct stand_in *stand_in_new(struct relay *relay, const struct stand_in_
     s->side_fd = -1;
     s->z = ZCONN_CLOSED;
     memcpy(s->device, door->device, sizeof s->device);
+    s->host = door->host;
     copies_init(&s->copies);
     s->message = sys_malloc(WIRE_FRAME_BYTES_MAX);
     s->arena = (struct wire_arena){ .base = sys_malloc(WIRE_ARENA_BYTES),
@@ -295,9 +301,12 @@ static int attach(struct stand_in *s, int fd, struct shd_err *e)
     if (r == SHD_OK)
         r = admit_client(fd, &peer, s->relay->config->runtime_dir, e);
     if (r == SHD_OK)
-        r = bulk_dial(s->relay->keys, s->relay->config->from, DIAL_NS, &s->bulk, e);
+        r = bulk_dial(s->relay->keys, s->host, DIAL_NS, &s->bulk, e);
     if (r != SHD_OK)
         return r;
+    s->peer = traffic_of(s->relay, s->host, "");
+    traffic_count(s->peer, TRAFFIC_SESSIONS, 1);
+    bulk_set_count(s->bulk, traffic_frames(s->peer));
     bulk_set_hooks(s->bulk, &hooks);
     return await_welcome(s, e);
 }
@@ -307,7 +316,7 @@ static void log_failed(const struct stand_in *s, const struct shd_err *why)
 {
     log_warn("op=relay device=%s host=%s status=%s why=\"%s\" do=\"look at the relay and the "
              "daemons of that host\"",
-             s->device, s->relay->config->from, status_name(why->code), why->text);
+             s->device, s->host, status_name(why->code), why->text);
 }
 
 /* From here on the session is that of the connection whose Hello has this token, which may come as
@@ -431,6 +440,6 @@ void stand_in_requests(struct relay *relay, void *arg)
     s->z = z;
     run(s, &e);
     log_info("op=relay device=%s host=%s status=%s bytes=%" PRIu64 " why=\"%s\"", s->device,
-             relay->config->from, status_name(e.code), bulk_bytes(s->bulk), e.text);
+             s->host, status_name(e.code), bulk_bytes(s->bulk), e.text);
     stand_in_free(s);
 }

@@ -13,6 +13,7 @@ struct relay;
 struct stand_in_door { /* of a heap; the thread frees it */
     int fd;            /* owned: accepted */
     char device[64];
+    const char *host; /* that has it; lives as long as the relay */
 };
 
 /* Threads; arg: a struct stand_in_door. */

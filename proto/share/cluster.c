@@ -20,6 +20,8 @@
 #define NAME_CHARS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
 #define HEX_BYTES  (2 * CLUSTER_KEY_BYTES)
 
+#define DEVICE_CHARS "abcdefghijklmnopqrstuvwxyz0123456789"
+
 void cluster_free(struct cluster *cluster)
 {
     free(cluster->hosts);
@@ -43,6 +45,73 @@ const struct cluster_host *cluster_by_key(const struct cluster *cluster,
     return NULL;
 }
 
+/* -- Devices ----------------------------------------------------------------------------------- */
+
+bool cluster_next_device(const char **list, char ret_device[CLUSTER_DEVICE_BYTES])
+{
+    const size_t bytes = strcspn(*list, ",");
+    if (**list == '\0')
+        return false;
+    snprintf(ret_device, CLUSTER_DEVICE_BYTES, "%.*s", (int)bytes, *list);
+    *list += bytes + ((*list)[bytes] == ',');
+    return true;
+}
+
+bool cluster_has_device(const char *list, const char *device)
+{
+    const size_t bytes = strlen(device);
+    for (const char *at = list; bytes > 0 && (at = strstr(at, device)) != NULL; at += bytes)
+        if ((at == list || at[-1] == ',') && (at[bytes] == ',' || at[bytes] == '\0'))
+            return true;
+    return false;
+}
+
+int cluster_check_devices(const char *list, struct shd_err *e)
+{
+    const char *at = list;
+    if (list[0] == '\0')
+        return SHD_OK;
+    for (;;) {
+        char device[CLUSTER_DEVICE_BYTES];
+        const size_t bytes = strcspn(at, ",");
+        if (bytes == 0 || bytes >= sizeof device || strspn(at, DEVICE_CHARS) != bytes)
+            return err_set(e, SHD_EINVAL,
+                           "'%.*s' in '%.60s' is no device's name: small letters and digits make "
+                           "one, at most %zu",
+                           (int)(bytes < 40 ? bytes : 40), at, list, sizeof device - 1);
+        snprintf(device, sizeof device, "%.*s", (int)bytes, at);
+        at += bytes;
+        if (*at == ',' && cluster_has_device(at + 1, device))
+            return err_set(e, SHD_EINVAL, "device '%s' is in '%.60s' twice", device, list);
+        if (*at == '\0')
+            return SHD_OK;
+        at++;
+    }
+}
+
+const struct cluster_host *cluster_by_device(const struct cluster *cluster, const char *device)
+{
+    for (uint32_t i = 0; i < cluster->count; i++)
+        if (cluster_has_device(cluster->hosts[i].devices, device))
+            return &cluster->hosts[i];
+    return NULL;
+}
+
+static int check_no_others(const struct cluster *cluster, const struct cluster_host *host,
+                           struct shd_err *e)
+{
+    char device[CLUSTER_DEVICE_BYTES];
+    for (const char *at = host->devices; cluster_next_device(&at, device);) {
+        const struct cluster_host *other = cluster_by_device(cluster, device);
+        if (other != NULL)
+            return err_set(e, SHD_EEXIST,
+                           "hosts '%s' and '%s' both have a device '%s': names have to differ in a "
+                           "cluster",
+                           other->name, host->name, device);
+    }
+    return SHD_OK;
+}
+
 /* -- Changing ---------------------------------------------------------------------------------- */
 
 static int check_host(const struct cluster_host *host, struct shd_err *e)
@@ -58,12 +127,15 @@ static int check_host(const struct cluster_host *host, struct shd_err *e)
     if (!listen_split(host->address, name, &port))
         return err_set(e, SHD_EINVAL, "host '%s': address '%s' is not HOST:PORT", host->name,
                        host->address);
-    return SHD_OK;
+    const int r = cluster_check_devices(host->devices, e);
+    return r == SHD_OK ? r : err_prefix(e, "host '%s'", host->name);
 }
 
 int cluster_add(struct cluster *cluster, const struct cluster_host *host, struct shd_err *e)
 {
-    const int r = check_host(host, e);
+    int r = check_host(host, e);
+    if (r == SHD_OK)
+        r = check_no_others(cluster, host, e);
     if (r != SHD_OK)
         return r;
     if (cluster_by_name(cluster, host->name) != NULL)
@@ -122,12 +194,36 @@ static int take_text(const json_t *item, size_t index, const char *member, char 
     return SHD_OK;
 }
 
+/* An array of names to "cpu0,cpu1"; whether they are names cluster_add() says. */
+static int take_devices(const json_t *item, size_t index, char list[CLUSTER_DEVICES_BYTES],
+                        struct shd_err *e)
+{
+    const json_t *array = json_object_get(item, "devices");
+    size_t used = 0;
+    if (!json_is_array(array))
+        return err_set(e, SHD_EINVAL, "hosts[%zu].devices is no array", index);
+    for (size_t i = 0; i < json_array_size(array); i++) {
+        const char *name = json_string_value(json_array_get(array, i));
+        if (name == NULL || name[0] == '\0' || strchr(name, ',') != NULL)
+            return err_set(e, SHD_EINVAL, "hosts[%zu].devices[%zu] is no device's name", index, i);
+        const int n = snprintf(list + used, CLUSTER_DEVICES_BYTES - used, "%s%s",
+                               used > 0 ? "," : "", name);
+        used += (size_t)n;
+        if (used >= CLUSTER_DEVICES_BYTES)
+            return err_set(e, SHD_ERANGE, "hosts[%zu].devices has names of more than %u bytes",
+                           index, CLUSTER_DEVICES_BYTES - 1);
+    }
+    return SHD_OK;
+}
+
 static int take_host(struct cluster *cluster, const json_t *item, size_t index, struct shd_err *e)
 {
     struct cluster_host host = { 0 };
     char hex[HEX_BYTES + 1] = { 0 };
-    if (!json_is_object(item) || json_object_size(item) != 3)
-        return err_set(e, SHD_EINVAL, "hosts[%zu] is no object of name, address and key", index);
+    const bool has_devices = json_object_get(item, "devices") != NULL;
+    if (!json_is_object(item) || json_object_size(item) != (has_devices ? 4 : 3))
+        return err_set(e, SHD_EINVAL,
+                       "hosts[%zu] is no object of name, address and key, perhaps devices", index);
     int r = take_text(item, index, "name", host.name, sizeof host.name, e);
     if (r == SHD_OK)
         r = take_text(item, index, "address", host.address, sizeof host.address, e);
@@ -135,6 +231,8 @@ static int take_host(struct cluster *cluster, const json_t *item, size_t index, 
         r = take_text(item, index, "key", hex, sizeof hex, e);
     if (r == SHD_OK && !parse_hex(hex, host.key))
         r = err_set(e, SHD_EINVAL, "hosts[%zu].key is not %u digits 0-9a-f", index, HEX_BYTES);
+    if (r == SHD_OK && has_devices)
+        r = take_devices(item, index, host.devices, e);
     return r == SHD_OK ? cluster_add(cluster, &host, e) : r;
 }
 
@@ -177,17 +275,27 @@ int cluster_load(const char *path, struct cluster *ret_cluster, struct shd_err *
     return r;
 }
 
+static json_t *host_json(const struct cluster_host *host)
+{
+    char hex[HEX_BYTES + 1], device[CLUSTER_DEVICE_BYTES];
+    for (uint32_t k = 0; k < CLUSTER_KEY_BYTES; k++)
+        snprintf(hex + 2 * k, 3, "%02x", host->key[k]);
+    json_t *item = json_pack("{s:s, s:s, s:s}", "name", host->name, "address", host->address, "key",
+                             hex);
+    if (host->devices[0] == '\0')
+        return item;
+    json_t *devices = json_array();
+    for (const char *at = host->devices; cluster_next_device(&at, device);)
+        json_array_append_new(devices, json_string(device));
+    json_object_set_new(item, "devices", devices);
+    return item;
+}
+
 static json_t *to_json(const struct cluster *cluster)
 {
     json_t *hosts = json_array();
-    for (uint32_t i = 0; hosts != NULL && i < cluster->count; i++) {
-        const struct cluster_host *host = &cluster->hosts[i];
-        char hex[HEX_BYTES + 1];
-        for (uint32_t k = 0; k < CLUSTER_KEY_BYTES; k++)
-            snprintf(hex + 2 * k, 3, "%02x", host->key[k]);
-        json_array_append_new(hosts, json_pack("{s:s, s:s, s:s}", "name", host->name, "address",
-                                               host->address, "key", hex));
-    }
+    for (uint32_t i = 0; hosts != NULL && i < cluster->count; i++)
+        json_array_append_new(hosts, host_json(&cluster->hosts[i]));
     return json_pack("{s:o}", "hosts", hosts);
 }
 

@@ -1,14 +1,17 @@
 /* Which hosts may talk to each other, and by which keys: CLUSTER.json, which every host has and
  * which is no secret, and HOST.key beside it, which that host alone has.
  *
- *   {"hosts": [{"name": "a", "address": "10.77.0.1:7100", "key": "<64 hex digits>"}, ...]}
+ *   {"hosts": [{"name": "a", "address": "10.77.0.1:7100", "key": "<64 hex digits>",
+ *               "devices": ["cpu0", "cpu1"]}, ...]}
  *
+ * devices are those of the daemons that the host has, each no other host's; it may be left out.
  * A key is Ed25519; the private half is PEM (PKCS#8) in a file of mode 0600. Nobody signs anything:
  * a host is who has the private half of the key that stands beside its name (daemon/relay/bulk.h).
  * Not for an event loop: files are read in turn. Any thread. */
 #ifndef SHD_CLUSTER_H
 #define SHD_CLUSTER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/base/status.h"
@@ -17,16 +20,19 @@
 #define CLUSTER_NAME_BYTES    64u
 #define CLUSTER_ADDRESS_BYTES 128u
 #define CLUSTER_KEY_BYTES     32u
+#define CLUSTER_DEVICE_BYTES  16u  /* of a name, with NUL */
+#define CLUSTER_DEVICES_BYTES 512u /* of a host's, "cpu0,cpu1" */
 #define CLUSTER_FILE_MAX      (UINT64_C(1) << 20)
 
 struct cluster_host {
     char name[CLUSTER_NAME_BYTES];       /* letters, digits, '-', '_', '.'; no '.' in front */
     char address[CLUSTER_ADDRESS_BYTES]; /* HOST:PORT of its relay */
     uint8_t key[CLUSTER_KEY_BYTES];      /* the public half */
+    char devices[CLUSTER_DEVICES_BYTES]; /* "cpu0,cpu1"; "": none is named */
 };
 
 struct cluster {
-    struct cluster_host *hosts; /* owned, [count], names and keys unique */
+    struct cluster_host *hosts; /* owned, [count], names, keys and devices unique */
     uint32_t count;
 };
 
@@ -44,7 +50,20 @@ const struct cluster_host *cluster_by_name(const struct cluster *cluster, const 
 const struct cluster_host *cluster_by_key(const struct cluster *cluster,
                                           const uint8_t key[CLUSTER_KEY_BYTES]);
 
-/* Add a host, whose name, address and key must be no other's. Errors: SHD_EINVAL, SHD_EEXIST,
+/* The next name in a list of devices, from *list on, which is moved behind it; false: there is
+ * none. One that is too long for a device's name is cut off. */
+bool cluster_next_device(const char **list, char ret_device[CLUSTER_DEVICE_BYTES]);
+
+/* A list has this device. */
+bool cluster_has_device(const char *list, const char *device);
+
+/* Whether a list is one: names of small letters and digits, none twice. SHD_EINVAL names it. */
+int cluster_check_devices(const char *list, struct shd_err *e);
+
+/* The host that has it; NULL: none. */
+const struct cluster_host *cluster_by_device(const struct cluster *cluster, const char *device);
+
+/* Add a host, whose name, key and devices must be no other's. Errors: SHD_EINVAL, SHD_EEXIST,
  * SHD_ERANGE, SHD_ENOMEM. */
 int cluster_add(struct cluster *cluster, const struct cluster_host *host, struct shd_err *e);
 

@@ -23,30 +23,40 @@ static const char keys_about[] =
 
 static const char keys_more[] =
     "words:\n"
-    "  new FILE NAME=HOST:PORT...     a new cluster file, and a key for each host\n"
-    "  add FILE NAME=HOST:PORT...     further hosts\n"
-    "  remove FILE NAME...            a host makes no connection any more; its key file goes\n"
+    "  new FILE HOST...      a new cluster file, and a key for each host\n"
+    "  add FILE HOST...      further hosts\n"
+    "  remove FILE NAME...   a host makes no connection any more; its key file goes\n"
     "  list FILE\n"
+    "\n"
+    "HOST is NAME=ADDRESS:PORT, of its relay; with /cpu0,cpu1 behind it the daemons that it has, "
+    "as\n"
+    "`shardctl host` starts them. Their names differ in a cluster: their order is that of the "
+    "owners.\n"
     "\n"
     "Relays read the file anew for each connection. Connections that are there stay: start the\n"
     "relays again where a host that was removed has to be out at once.\n"
     "\n"
     "examples:\n"
-    "  shardctl keys new keys/cluster.json a=10.77.0.1:7100 b=10.77.0.2:7100\n"
+    "  shardctl keys new keys/cluster.json a=10.77.0.1:7100/cpu0,cpu1 b=10.77.0.2:7100/cpu2\n"
     "  scp keys/cluster.json keys/b.key b:keys/ && rm keys/b.key\n"
     "\nexit code 1: nothing was changed; the reason is on stderr\n";
 
-/* NAME=HOST:PORT */
+/* NAME=ADDRESS:PORT, NAME=ADDRESS:PORT/cpu0,cpu1 */
 static int parse_host(const char *word, struct cluster_host *ret_host, struct shd_err *e)
 {
     const char *equals = strchr(word, '=');
     const size_t bytes = equals != NULL ? (size_t)(equals - word) : 0;
-    if (bytes == 0 || bytes >= sizeof ret_host->name ||
-        strlen(equals + 1) >= sizeof ret_host->address)
-        return err_set(e, SHD_EINVAL, "'%.100s' is not NAME=HOST:PORT", word);
+    const size_t address_bytes = equals != NULL ? strcspn(equals + 1, "/") : 0;
+    const char *slash = equals != NULL ? equals + 1 + address_bytes : "";
+    if (bytes == 0 || bytes >= sizeof ret_host->name || address_bytes >= sizeof ret_host->address ||
+        strlen(slash) > sizeof ret_host->devices || strcmp(slash, "/") == 0)
+        return err_set(e, SHD_EINVAL,
+                       "'%.100s' is not NAME=ADDRESS:PORT, or NAME=ADDRESS:PORT/cpu0,cpu1", word);
     memcpy(ret_host->name, word, bytes);
     ret_host->name[bytes] = '\0';
-    memcpy(ret_host->address, equals + 1, strlen(equals + 1) + 1);
+    memcpy(ret_host->address, equals + 1, address_bytes);
+    ret_host->address[address_bytes] = '\0';
+    snprintf(ret_host->devices, sizeof ret_host->devices, "%s", slash + (*slash == '/'));
     return SHD_OK;
 }
 
@@ -84,7 +94,7 @@ static int add_hosts(const char *file, char **words, int count, struct cluster *
                      struct shd_err *e)
 {
     const uint32_t before = cluster->count;
-    int r = count > 0 ? SHD_OK : err_set(e, SHD_EINVAL, "no host: NAME=HOST:PORT");
+    int r = count > 0 ? SHD_OK : err_set(e, SHD_EINVAL, "no host: NAME=ADDRESS:PORT");
     for (int i = 0; r == SHD_OK && i < count; i++)
         r = add_host(file, words[i], cluster, e);
     if (r == SHD_OK)
@@ -119,7 +129,8 @@ static void list_hosts(const char *file, const struct cluster *cluster)
         printf("%-16s %-24s ", host->name, host->address);
         for (uint32_t k = 0; k < 8; k++)
             printf("%02x", host->key[k]);
-        printf("...%s\n", has_key ? "  its private key is here" : "");
+        printf("...  %s%s\n", host->devices[0] != '\0' ? host->devices : "-",
+               has_key ? "  its private key is here" : "");
     }
 }
 

@@ -23,17 +23,19 @@
 
 #define STATUS_BYTES_MAX ((size_t)32 * 1024 * 1024) /* 64 models of 4,096 units */
 #define TIMEOUT_MS       1500
+#define RELAY_STATUS     "relay.status"
 #define TIMEOUT_MS_MAX   3600000
 
 /* -- Which ----------------------------------------------------------------------------------- */
 
-/* "cpu0" of "cpu0.status" and "cpu0.sock". Names that no daemon has are nobody's. */
+/* "cpu0" of "cpu0.status" and "cpu0.sock". Names that no daemon has are nobody's, nor is a relay's.
+ */
 static bool device_of(const char *file, char device[DOC_NAME_BYTES])
 {
     static const char allowed[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
     const size_t bytes = strspn(file, allowed);
-    if (bytes == 0 || bytes >= DOC_NAME_BYTES ||
+    if (bytes == 0 || bytes >= DOC_NAME_BYTES || strcmp(file, RELAY_STATUS) == 0 ||
         (strcmp(file + bytes, ".status") != 0 && strcmp(file + bytes, ".sock") != 0))
         return false;
     memcpy(device, file, bytes);

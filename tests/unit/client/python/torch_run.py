@@ -61,7 +61,7 @@ class Daemons:
         pid = os.getpid()  # an address of this process alone
         subprocess.run([self.shardctl, 'keys', 'new', cluster, 'b=127.0.0.1:1',
                         'a=127.%d.%d.%d:7190' % (1 + (pid >> 16 & 127), pid >> 8 & 255, pid & 255)], check=True)
-        for host, more in ('a', []), ('b', ['--from', 'a', '--device', ','.join('cpu%d' % i for i in range(count))]):
+        for host, more in ('a', []), ('b', ['--from', 'a:' + ','.join('cpu%d' % i for i in range(count))]):
             directory = self.address if host == 'a' else os.path.join(self.directory, 'far')
             self.relays.append(subprocess.Popen(
                 [shardd, '--relay', '--cluster', cluster, '--host', host, '--runtime-dir', directory, *more,

@@ -80,7 +80,7 @@ static void far_start_beside(struct far *far, int daemons)
         const struct relay_config config = { .runtime_dir = far->f.dir,
                                              .cluster = far->file,
                                              .host = "a" };
-        _exit(relay_run(&config, nothing, &e) == SHD_OK ? 0 : 1);
+        _exit(relay_run(&config, nothing, nothing, &e) == SHD_OK ? 0 : 1);
     }
     EXPECT_OK(bulk_keys_new(far->file, "b", &far->keys, &e), &e);
 }

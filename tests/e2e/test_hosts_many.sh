@@ -1,0 +1,200 @@
+#!/usr/bin/env bash
+# Three hosts: a model's daemons on one, two or three of them, workers in every arrangement. Each run must end
+# with the digest of a training in one process, whatever is killed on the way; what crossed is what
+# `shardctl plan` says.
+#
+#   test_hosts_many.sh BIN_DIR [STEPS]
+#
+# What is done is done at a step or after a line of the log, not at a time.
+set -euo pipefail
+
+bin=$(cd "$1" && pwd)
+steps=${2:-40}
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d "${TMPDIR:-/tmp}/shd-hosts.XXXXXX")
+
+# shellcheck source=tests/lib/wait.sh
+. "$here/../lib/wait.sh"
+# shellcheck source=tests/lib/hosts.sh
+. "$here/../lib/hosts.sh"
+trap hosts_clean_up EXIT
+
+no_daemons() {
+    local host
+    for host in A B C; do
+        "$bin/shardctl" down --yes -d "$work/$host" >/dev/null 2>&1 || true
+    done
+}
+
+# begin HOST:DEVICES...: daemons anew, nothing of an earlier run.
+begin() {
+    local word host
+    no_daemons
+    for word in "$@"; do
+        daemons "${word%%:*}" "${word#*:}"
+    done
+    for host in "${!relays[@]}"; do # `up` clears sockets that are not its daemons': they come again
+        soon "the sockets of $all on $host" has_devices "$host" ${all//,/ }
+    done
+    : >"$work/out"
+    : >"$work/err"
+}
+
+# new_cluster HOST...: of `shardctl keys`; nothing runs
+new_cluster() {
+    stop_relays
+    no_daemons
+    rm -rf "$work/keys"
+    mkdir -m 700 "$work/keys"
+    "$bin/shardctl" keys new "$work/keys/cluster.json" "$@" >/dev/null
+}
+
+pid_of() { fuser "$work/$1/$2.lock" 2>/dev/null | awk '{print $1}'; }
+kill_daemon() { kill -KILL "$(pid_of "$1" "$2")"; }
+status_of() { curl -sS --unix-socket "$work/$1/relay.status" http://localhost/status; }
+# counted HOST PEER MEMBER: of the only model
+counted() { status_of "$1" | python3 -c '
+import json, sys
+print(sum(m[sys.argv[2]] for p in json.load(sys.stdin)["peers"] if p["host"] == sys.argv[1] for m in p["models"]))
+' "$2" "$3"; }
+# planned FROM TO MEMBER
+planned() { python3 -c '
+import json, sys
+print(sum(c[sys.argv[4]] for c in json.load(open(sys.argv[1]))["crossing"] if (c["from"], c["to"]) == tuple(sys.argv[2:4])))
+' "$work/plan.json" "$1" "$2" "$3"; }
+
+# is_as_planned FROM TO WHAT RELAY PEER MEMBER SLACK: SLACK fills beside a step's each
+is_as_planned() {
+    local one sum
+    one=$(planned "$1" "$2" "$3") sum=$(counted "$4" "$5" "$6")
+    [ "$one" -gt 0 ] || fail "$3 from $1 to $2: nothing is planned"
+    if [ "$sum" -lt $((one * steps)) ] || [ "$sum" -gt $((one * (steps + $7))) ]; then
+        fail "$3 from $1 to $2: $sum bytes in $steps steps, $one a step were planned"
+    fi
+    echo "    $3 from $1 to $2: $one bytes a step, as planned"
+}
+
+hosts_make
+mkdir -m 700 "$work/A" "$work/B" "$work/C"
+new_cluster "a=$address_A" "b=$address_B" "c=$address_C"
+# shellcheck disable=SC2119
+want=$(in_one_process)
+echo "in one process: $want"
+
+# -- Owners on two hosts ------------------------------------------------------------------------------------------
+all=cpu0,cpu1,cpu2
+relay A --device cpu0,cpu1 --from b:cpu2
+relay B --device cpu2 --from a:cpu0,cpu1
+relay C --from a:cpu0,cpu1 --from b:cpu2
+
+begin A:cpu0,cpu1 B:cpu2
+worker "A?$all" 0 2
+worker "B?$all" 1 2
+end_same "owners on a and b, workers on a and b"
+
+begin A:cpu0,cpu1 B:cpu2
+worker "C?$all" 0 2
+worker "C?$all" 1 2
+end_same "owners on a and b, workers on c alone"
+
+begin A:cpu0,cpu1 B:cpu2
+worker B 0 3
+worker A 1 3
+worker C 2 3
+end_same "owners on a and b, workers on all three, of all that their directories have"
+
+begin A:cpu0,cpu1 B:cpu2
+worker "B?$all" 0 1
+end_same "owners on a and b, the only worker on b"
+
+# -- Killed -------------------------------------------------------------------------------------------------------
+begin A:cpu0,cpu1 B:cpu2
+worker "A?$all" 0 2 --slow 12
+worker "B?$all" 1 2 --slow 12
+go_on 1
+for host in A B; do
+    kill -KILL "${relays[$host]}"
+    if [ "$host" = A ]; then
+        relay A --device cpu0,cpu1 --from b:cpu2
+    else
+        relay B --device cpu2 --from a:cpu0,cpu1
+    fi
+    go_on 2
+done
+for at in A:cpu1 B:cpu2; do
+    kill_daemon "${at%:*}" "${at#*:}"
+    go_on 2
+done
+kill -KILL "${workers[1]}"
+wait "${workers[1]}" 2>/dev/null || true
+worker "B?$all" 1 2 --slow 12
+go_on 2
+if [ -n "$wire" ]; then
+    ip -n "shdA$$" link set "${wires[B]}" down
+    sleep 3 # a cut that lasts: nothing is expected of it
+    ip -n "shdA$$" link set "${wires[B]}" up
+    go_on 2
+fi
+end_same "killed: both relays, a daemon on each host, a worker${wire:+; the wire cut for 3 s}"
+
+# -- As the cluster file says: owners on three hosts --------------------------------------------------------------
+new_cluster "a=$address_A/cpu0,cpu2" "b=$address_B/cpu1" "c=$address_C/cpu3"
+all=cpu0,cpu1,cpu2,cpu3
+relay A
+relay B
+relay C
+begin A:cpu0,cpu2 B:cpu1 C:cpu3
+worker "C?$all" 0 3
+worker "A?$all" 1 3
+worker "B?$all" 2 3
+end_same "owners and workers on all three, as the cluster file says"
+
+# -- What crosses -------------------------------------------------------------------------------------------------
+all=cpu0,cpu1,cpu2
+new_cluster "a=$address_A/cpu0,cpu1" "b=$address_B/cpu2" "c=$address_C"
+# Of one worker on b, and of three: parameters cross as often.
+for of in 2 4; do
+    relay A
+    relay B
+    begin A:cpu0,cpu1 B:cpu2
+    for rank in $(seq 0 $((of - 1))); do
+        worker "$([ "$rank" = 0 ] && echo A || echo B)?$all" "$rank" "$of"
+    done
+    soon "no step" at_step_or_over 1
+    "$bin/shardctl" plan -a "$work/A?$all" --host a:2:1 --host b:1:$((of - 1)) --json >"$work/plan.json" ||
+        fail "plan"
+    end_same "what crosses, $of workers"
+    # The first fill, and what the last step published, if somebody still reads
+    is_as_planned a b parameters_bytes B a parameters_in 1
+    is_as_planned b a parameters_bytes B a parameters_out 1
+    is_as_planned a b parameters_bytes A b parameters_out 1
+    is_as_planned b a gradients_bytes B a gradients_out 0
+    is_as_planned a b gradients_bytes B a gradients_in 0
+    is_as_planned a b gradients_bytes A b gradients_out 0
+    planned a b parameters_bytes >>"$work/each_step"
+    stop_relays
+done
+[ "$(sort -u "$work/each_step" | wc -l)" = 1 ] || fail "parameters cross more often for more workers"
+
+# -- Refused, by name ---------------------------------------------------------------------------------------------
+# refused TEXT HOST ARGUMENTS...
+refused() {
+    local text=$1 host=$2
+    shift 2
+    if "$bin/shardd" --relay --cluster "$work/keys/cluster.json" --host "$host" --runtime-dir "$work/C" "$@" \
+        >"$work/refusal" 2>&1; then
+        fail "not refused: $*"
+    fi
+    grep -q -- "$text" "$work/refusal" || fail "no '$text' in: $(cat "$work/refusal")"
+}
+refused "has no host 'x'" c --from x:cpu0
+refused "that is this host" c --from c:cpu0
+refused "host 'a' has no device 'cpu7' in the cluster file: it has cpu0,cpu1" c --from a:cpu7
+refused "host 'c' has no devices\|which devices has it" a --from c
+refused "both have a device 'cpu0'" c --from a:cpu0 --device cpu0
+no_daemons
+relay B --from a:cpu0
+soon "its socket" has_devices B cpu0
+refused "somebody\|there already\|listens\|another relay" b --from a:cpu0 --runtime-dir "$work/B"
+stop_relays
+echo "  what does not fit is refused by name"

@@ -1,0 +1,155 @@
+# Sourced by tests of several hosts, after wait.sh, by bash: A, B and C with $bin and $work.
+#
+# The hosts are network namespaces: B and C have a wire to A each, which can be cut, and reach each other through
+# it. Where none can be made (that takes root) they are addresses of the loopback, and what needs a wire is left
+# out, by name. Their names in the cluster are small: a, b, c. $work/A is A's runtime directory.
+# shellcheck shell=bash disable=SC2034,SC2154 # variables of who sources this
+on_A=() on_B=() on_C=()
+wire=
+declare -A relays=() workers=() wires=()
+third=$((1 + $$ / 65536 % 200)).$(($$ / 256 % 256)).$(($$ % 256))
+address_A=127.$third:7181 address_B=127.$third:7182 address_C=127.$third:7183
+steps=${steps:-80}
+model_words="--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1
+             --sample 0 --eval-every 0 --log-every 1"
+
+fail() {
+    echo "  FAILED: $*"
+    tail -n 5 "$work"/*.log "$work"/out "$work"/err 2>/dev/null | sed 's/^/    /'
+    exit 1
+}
+
+# Only what was started here.
+hosts_clean_up() {
+    local pid host
+    for pid in "${workers[@]}" "${relays[@]}"; do
+        kill -KILL "$pid" 2>/dev/null || true
+    done
+    for host in A B C; do
+        "$bin/shardctl" down --yes -d "$work/$host" >/dev/null 2>&1 || true
+        if [ -n "$wire" ]; then
+            ip netns del "shd$host$$" 2>/dev/null || true
+        fi
+    done
+    rm -rf "$work"
+}
+
+# A wire from A to $1, whose addresses are 10.77.$2.1 and .2
+hosts_join() {
+    wires[$1]=shdv${1,,}$$
+    ip link add "${wires[$1]}" netns "shdA$$" type veth peer name "shdw${1,,}$$" netns "shd$1$$"
+    ip -n "shdA$$" addr add "10.77.$2.1/24" dev "${wires[$1]}"
+    ip -n "shd$1$$" addr add "10.77.$2.2/24" dev "shdw${1,,}$$"
+    ip -n "shdA$$" link set "${wires[$1]}" up
+    ip -n "shd$1$$" link set "shdw${1,,}$$" up
+    ip -n "shd$1$$" route add default via "10.77.$2.1"
+}
+
+hosts_make() {
+    local host
+    if ! ip netns add "shdA$$" 2>/dev/null; then
+        echo "no network namespace can be made here: addresses of the loopback, no wire to cut"
+        return
+    fi
+    wire=yes
+    for host in B C; do
+        ip netns add "shd$host$$"
+    done
+    for host in A B C; do
+        ip -n "shd$host$$" link set lo up
+    done
+    hosts_join B 0
+    hosts_join C 1
+    ip netns exec "shdA$$" sysctl -qw net.ipv4.ip_forward=1
+    on_A=(ip netns exec "shdA$$") on_B=(ip netns exec "shdB$$") on_C=(ip netns exec "shdC$$")
+    address_A=10.77.0.1:7100 address_B=10.77.0.2:7100 address_C=10.77.1.2:7100
+}
+
+# relay HOST ARGUMENTS...: whose pid is that of `ip netns exec`, which becomes it.
+relay() {
+    local host=$1
+    local -n on=on_$host
+    shift
+    "${on[@]}" "$bin/shardd" --relay --cluster "$work/keys/cluster.json" --host "${host,,}" \
+        --runtime-dir "$work/$host" "$@" >>"$work/relay_${host,,}.log" 2>&1 &
+    relays[$host]=$!
+    disown
+}
+
+stop_relays() {
+    local host
+    for host in "${!relays[@]}"; do
+        kill "${relays[$host]}" 2>/dev/null || true
+        soon "an end of the relay of $host" is_gone "${relays[$host]}"
+    done
+    relays=()
+}
+
+is_gone() { ! kill -0 "$1" 2>/dev/null; }
+logged() { grep -q -- "$2" "$work/$1"; }
+# has_devices HOST DEVICE...
+has_devices() {
+    local host=$1 device
+    shift
+    for device in "$@"; do
+        [ -S "$work/$host/$device.sock" ] && [ -S "$work/$host/$device.zmq" ] || return 1
+    done
+}
+
+# daemons HOST DEVICES
+daemons() {
+    local host=$1
+    local -n on=on_$host
+    "${on[@]}" "$bin/shardctl" up --devices "$2" -t 1 -d "$work/$host" --watchdog 0 >/dev/null 2>>"$work/up.log" ||
+        fail "up of $2 on $host"
+}
+
+# worker HOST[?DEVICES] RANK OF OPTIONS...
+worker() {
+    local host=${1%%\?*} at=$1 rank=$2 of=$3
+    local -n on=on_$host
+    shift 3
+    # shellcheck disable=SC2086 # options are words
+    SHARDD_ADDRESS=$work/$at RANK=$rank WORLD_SIZE=$of "${on[@]}" "$bin/shd-gpt" --steps "$steps" $model_words "$@" \
+        >>"$work/$([ "$rank" = 0 ] && echo out || echo other)" 2>>"$work/err" &
+    workers[$rank]=$!
+}
+
+# What is seen of a run: rank 0's lines, whichever host it is on.
+now_at() { sed -n 's|^step \([0-9]*\)/.*|\1|p' "$work/out" | tail -n 1; }
+at_step() { [ "$(now_at)" -ge "$1" ] 2>/dev/null; }
+is_over() { grep -q '^digest ' "$work/out"; }
+at_step_or_over() { at_step "$1" || is_over; }
+
+# go_on N: steps further. Where the run has come to its end before its script has done its part, all is begun
+# anew with more steps.
+go_on() {
+    local to
+    echo "    step $(now_at) ($SECONDS s)"
+    to=$(($(now_at) + $1))
+    soon "no step $to" at_step_or_over "$to"
+    if is_over; then
+        [ "$steps" -lt 5000 ] || fail "the run is too short"
+        echo "the run is too short"
+        hosts_clean_up
+        exec "$0" "$bin" $((3 * steps))
+    fi
+}
+
+# end_same WHAT: all workers end well, with the digest $want.
+end_same() {
+    local code=0 rank
+    for rank in "${!workers[@]}"; do
+        wait "${workers[$rank]}" || code=$?
+    done
+    workers=()
+    [ "$code" = 0 ] || fail "$1: a worker ended with $code"
+    [ "$(tail -n 1 "$work/out")" = "$want" ] || fail "$1: wanted '$want', got '$(tail -n 1 "$work/out")'"
+    echo "  $1: same digest ($SECONDS s)"
+}
+
+# shellcheck disable=SC2120 # most say nothing more
+in_one_process() {
+    # shellcheck disable=SC2086
+    "$bin/shd-gpt" --standalone --steps "$steps" $model_words "$@" 2>"$work/err" | tail -n 1
+}
