@@ -10,6 +10,7 @@
 #include "client/ctl/base/verb.h"
 #include "client/ctl/doctor/doctor.h"
 #include "client/ctl/plan/plan.h"
+#include "client/ctl/run/host.h"
 #include "client/ctl/run/logs.h"
 #include "client/ctl/run/run.h"
 #include "client/ctl/state/checkpoint.h"
@@ -36,6 +37,7 @@ static int verb_help(int argc, char **argv);
 static const struct verb verbs[] = {
     { "run", "run a command as workers beside daemons of its own, on this host", verb_run },
     { "up", "start daemons that stay, with a keeper", verb_up },
+    { "host", "this host's daemons and relay in a cluster, in the foreground", verb_host },
     { "drain", "finish the step, save, and end daemons; training can go on later", verb_drain },
     { "down", "stop what `up` started", verb_down },
     { "logs", "what the daemons of `up` and their keeper have written", verb_logs },

@@ -75,25 +75,56 @@ static int listen_environ(const struct kept *kept, struct environ *env, struct s
     return rc;
 }
 
+bool launch_is_far(const struct run_child *c)
+{
+    return c == &c->run->daemons.list[c->index] && c->index >= c->run->options->daemons;
+}
+
+#define DAEMON_WORDS_MAX 16u
+
+/* The relay's own words, behind those that both have. */
+static void far_words(const struct run *r, char *argv[DAEMON_WORDS_MAX], size_t n,
+                      char own[DEVICES_MAX * DEVICE_NAME_BYTES])
+{
+    size_t used = 0;
+    for (uint32_t i = 0; i < r->options->devices->count; i++)
+        used += (size_t)sprintf(own + used, "%s%s", i > 0 ? "," : "",
+                                r->options->devices->names[i]);
+    argv[n++] = (char *)"--relay";
+    CHECK(n + 6 < DAEMON_WORDS_MAX);
+    argv[n++] = (char *)"--cluster";
+    argv[n++] = (char *)r->options->far->cluster;
+    argv[n++] = (char *)"--host";
+    argv[n++] = (char *)r->options->far->host;
+    if (used > 0) {
+        argv[n++] = (char *)"--device";
+        argv[n++] = own;
+    }
+}
+
 int launch_daemon(struct run_child *c, struct shd_err *e)
 {
     struct run *r = c->run;
+    static char own[DEVICES_MAX * DEVICE_NAME_BYTES];
     char count[12];
     const char *asked = getenv(SAY_LEVEL_ENV);
     char *level = asked != NULL && *asked != '\0' ? (char *)asked
                   : r->options->verbose           ? (char[]){ "info" }
                                                   : (char[]){ "warn" };
     snprintf(count, sizeof(count), "%" PRIu32, r->daemon_threads);
-    char *argv[] = { r->shardd,
-                     (char[]){ "--device" },
-                     c->name,
-                     (char[]){ "--runtime-dir" },
-                     (char *)r->path, /* execve() takes what it does not change as char * */
-                     (char[]){ "--threads" },
-                     count,
-                     (char[]){ "--log-level" },
-                     level,
-                     NULL };
+    char *argv[DAEMON_WORDS_MAX] = {
+        r->shardd, (char *)"--runtime-dir",
+        (char *)r->path, /* execve() takes what it does not change as char * */
+        (char *)"--log-level", level
+    };
+    if (launch_is_far(c)) {
+        far_words(r, argv, 5, own);
+    } else {
+        argv[5] = (char *)"--device";
+        argv[6] = c->name;
+        argv[7] = (char *)"--threads";
+        argv[8] = count;
+    }
     int rc = listen_environ(&c->kept, &r->daemon_env, e);
     /* No .files: with more descriptors than the limit its own loader could open nothing. */
     struct child_spawn spawn = { .argv = argv,
@@ -107,8 +138,11 @@ int launch_daemon(struct run_child *c, struct shd_err *e)
         return err_prefix(e, "daemon %s", c->name);
     c->ready = false;
     uv_timer_start(&c->timer, r->child_timer, (uint64_t)r->options->timeout_s * 1000, 0);
-    run_note(r, "started daemon %s pid=%ld threads=%" PRIu32, c->name, (long)c->pid,
-             r->daemon_threads);
+    if (launch_is_far(c))
+        run_note(r, "started the relay pid=%ld", (long)c->pid);
+    else
+        run_note(r, "started daemon %s pid=%ld threads=%" PRIu32, c->name, (long)c->pid,
+                 r->daemon_threads);
     return SHD_OK;
 }
 
@@ -160,8 +194,9 @@ static int worker_environ(const struct run *r, struct environ *env, struct shd_e
 int launch_prepare(struct run *r, struct shd_err *e)
 {
     const struct run_options *o = r->options;
-    r->daemon_threads = o->threads_per_daemon > 0 ? o->threads_per_daemon
-                                                  : share_of(sys_processors(), o->daemons);
+    r->daemon_threads = o->threads_per_daemon > 0
+                            ? o->threads_per_daemon
+                            : share_of(sys_processors(), o->daemons > 0 ? o->daemons : 1);
     int rc = child_find_shardd(r->shardd, sizeof(r->shardd), e);
     if (rc == SHD_OK)
         rc = environ_new(&r->daemon_env, e);

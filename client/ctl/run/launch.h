@@ -9,6 +9,9 @@
 int launch_prepare(struct run *r, struct shd_err *e);
 void launch_free(struct run *r);
 
+/* c, of the daemons, is the relay to other hosts. */
+bool launch_is_far(const struct run_child *c);
+
 /* Start c, which is not running and whose relay is idle; a daemon's timer runs until it is ready.
  * On an error c is as before. */
 int launch_daemon(struct run_child *c, struct shd_err *e);

@@ -146,6 +146,25 @@ static void say_lost(const struct run *r)
     lost_say(address, "not saved, and gone with the daemons");
 }
 
+/* The relay to other hosts goes first: nobody's session is to end at a daemon that has gone. */
+static void end_daemons(struct run *r)
+{
+    for (uint32_t i = 0; i < r->daemons.count; i++) {
+        struct run_child *c = &r->daemons.list[i];
+        if (launch_is_far(c) && c->state == CHILD_RUNNING) {
+            child_signal(c->pid, SIGTERM);
+            return;
+        }
+    }
+    signal_all(&r->daemons, SIGTERM);
+}
+
+void phase_far_ended(struct run *r)
+{
+    if (r->phase == RUN_ENDING)
+        signal_all(&r->daemons, SIGTERM);
+}
+
 void phase_end_daemons(struct run *r)
 {
     const uint32_t daemons = phase_count(&r->daemons);
@@ -158,7 +177,7 @@ void phase_end_daemons(struct run *r)
         return;
     }
     run_note(r, "stopping the daemons (%" PRIu32 ")", daemons);
-    signal_all(&r->daemons, SIGTERM);
+    end_daemons(r);
 }
 
 void phase_stop(struct run *r, int sig)

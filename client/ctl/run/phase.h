@@ -26,6 +26,9 @@ void phase_saved(struct run *r, bool ok);
 /* Nobody needs the daemons any more. */
 void phase_end_daemons(struct run *r);
 
+/* The relay to other hosts has ended: the daemons behind it follow, if they are to end. */
+void phase_far_ended(struct run *r);
+
 /* All is gone: let the loop end. */
 void phase_done(struct run *r);
 

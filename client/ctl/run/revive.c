@@ -240,11 +240,11 @@ static void daemon_died(struct run *r, struct run_child *c, int wait_status)
     }
 }
 
-/* `shardctl drain` has ended it, and what is left goes on without. */
+/* `shardctl drain` has ended it, and what is left goes on without. A relay alone serves nobody. */
 static void daemon_drained(struct run *r, const struct run_child *c)
 {
     ctl_say("daemon %s %s: drained", c->name, c->ended);
-    if (phase_count(&r->daemons) == 0)
+    if (phase_count(&r->daemons) == (r->options->far != NULL))
         phase_stop(r, SIGTERM);
 }
 
@@ -263,6 +263,8 @@ static void daemon_exited(struct run *r, struct run_child *c, int wait_status)
         ctl_say("%s", daemon_failed(r, c, wait_status, why));
         phase_failed(r, CTL_FAILED);
     }
+    if (launch_is_far(c))
+        phase_far_ended(r);
     if (r->phase == RUN_ENDING && phase_count(&r->daemons) == 0 && phase_count(&r->helpers) == 0)
         phase_done(r);
 }

@@ -34,11 +34,17 @@
 #define RUN_RESTARTS_MAX 1000u
 #define RUN_SIGNALS      8u
 
+/* The relay to other hosts, a child beside the daemons (shardd --relay). */
+struct run_far {
+    const char *cluster, *host; /* borrowed */
+};
+
 struct run_options {
-    uint32_t daemons;              /* 1..RUN_DAEMONS_MAX: devices->count */
+    uint32_t daemons;              /* 1..RUN_DAEMONS_MAX: devices->count; 0: with `far` alone */
     const struct devices *devices; /* borrowed */
     struct flag_range workers;     /* 1..RUN_WORKERS_MAX; 0: none, serve until a signal */
     bool elastic;                  /* workers may join and leave; else both ends are the same */
+    const struct run_far *far;     /* borrowed; NULL: no relay */
     uint32_t threads_per_daemon;   /* 0: our processors / daemons, at least 1 */
     uint32_t timeout_s, grace_s;
     uint32_t watchdog_s;   /* 0: none */
@@ -115,7 +121,7 @@ struct run {
     bool impatient; /* it was told to kill what still runs */
     struct run_save save;
     uint64_t signal_ns;          /* when the first signal came; 0: none did */
-    struct run_children daemons; /* options->daemons of them */
+    struct run_children daemons; /* options->daemons of them; behind them the relay */
     struct run_children workers; /* options->workers.last of them */
     struct run_children helpers; /* RUN_HELPERS of them */
     uint32_t workers_wanted;     /* while STARTING: how many to begin with */

@@ -318,13 +318,14 @@ static int make_all(struct run *r, struct shd_err *e)
 {
     static const char *const helpers[RUN_HELPERS] = { "restore", "checkpoint" };
     const struct run_options *o = r->options;
-    int rc = make_children(r, "daemon", o->daemons, &r->daemons, e);
+    int rc = make_children(r, "daemon", o->daemons + (o->far != NULL), &r->daemons, e);
     if (rc == SHD_OK)
         rc = make_children(r, "worker", o->workers.last, &r->workers, e);
     if (rc == SHD_OK)
         rc = make_children(r, "helper", RUN_HELPERS, &r->helpers, e);
     for (uint32_t i = 0; i < r->daemons.count; i++)
-        memcpy(r->daemons.list[i].name, o->devices->names[i], DEVICE_NAME_BYTES);
+        snprintf(r->daemons.list[i].name, DEVICE_NAME_BYTES, "%s",
+                 i < o->daemons ? o->devices->names[i] : "relay");
     for (uint32_t i = 0; i < r->workers.count; i++)
         snprintf(r->workers.list[i].name, DEVICE_NAME_BYTES, "rank %" PRIu32, i);
     for (uint32_t i = 0; rc == SHD_OK && i < RUN_HELPERS; i++)
@@ -342,7 +343,8 @@ static void free_children(struct run_children *c)
 
 int supervise(const struct run_options *options)
 {
-    CHECK(options->daemons > 0 && options->daemons == options->devices->count);
+    CHECK(options->daemons > 0 || options->far != NULL);
+    CHECK(options->daemons == options->devices->count);
     CHECK(options->workers.first <= options->workers.last);
     struct run r = { .options = options,
                      .notify_fd = -1,

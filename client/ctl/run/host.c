@@ -1,0 +1,286 @@
+/* See host.h. What it starts and keeps is supervise.c's, as of `shardctl up --foreground`; here is
+ * which host this is, and what it has. */
+#include "client/ctl/run/host.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "client/ctl/base/rundir.h"
+#include "client/ctl/base/say.h"
+#include "client/ctl/base/verb.h"
+#include "client/ctl/run/supervise.h"
+#include "client/ctl/run/watchdog.h"
+#include "client/session/address.h"
+#include "proto/share/cluster.h"
+
+static const char host_about[] =
+    "Be this host's part of a cluster, in the foreground: start the daemons that the cluster file\n"
+    "names for it and the relay by which workers of other hosts reach them, and workers here "
+    "those\n"
+    "of other hosts; keep their memory, and start again what dies. As `shardctl up --foreground`,\n"
+    "with a relay. A host that has no daemons has the relay alone.\n"
+    "\n"
+    "On stdout comes the line by which workers here find all daemons of the cluster. Then it says\n"
+    "READY=1 (sd_notify), and stays until SIGTERM: the relay ends first, then the daemons, and "
+    "their\n"
+    "state with them. A batch system that kills a host's processes kills its state: let it not\n"
+    "(docs/hosts.md has Slurm's flags).";
+
+static const char host_more[] =
+    "NAME: --name, else $SLURMD_NODENAME, else the host name, whole or up to its first dot.\n"
+    "\n"
+    "examples:\n"
+    "  shardctl keys new keys/cluster.json a=10.77.0.1:7100/cpu0,cpu1 b=10.77.0.2:7100/cpu2\n"
+    "  shardctl host --cluster keys/cluster.json --name a\n"
+    "  srun --no-kill -K0 -N2 --ntasks-per-node=1 shardctl host --cluster keys/cluster.json\n"
+    "\n"
+    "default DIR, and environment: as of `shardctl up`\n"
+    "\n"
+    "exit codes:\n"
+    "  0  a signal (INT, TERM, HUP, QUIT) has ended it\n"
+    "  1  not all got ready, DIR is kept already, or something failed for good\n"
+    "  2  the command line was wrong\n";
+
+struct host {
+    struct updir dir;
+    struct devices own; /* that are started */
+    char **all;         /* owned, [all_count], of own and others' devices: in the owners' order */
+    uint32_t all_count;
+    struct run_far far;
+    char name[CLUSTER_NAME_BYTES];
+};
+
+/* -- Who and what ------------------------------------------------------------------------------ */
+
+/* Which host of the cluster is this? Errors: SHD_ENOENT, with where the name is from. */
+static int find_self(const struct cluster *cluster, const char *given,
+                     char name[CLUSTER_NAME_BYTES], struct shd_err *e)
+{
+    const char *slurm = getenv("SLURMD_NODENAME");
+    const char *from = given != NULL   ? "--name"
+                       : slurm != NULL ? "$SLURMD_NODENAME"
+                                       : "the host name; --name says another";
+    char host[CLUSTER_NAME_BYTES] = "";
+    if (given != NULL || slurm != NULL)
+        snprintf(host, sizeof host, "%s", given != NULL ? given : slurm);
+    else if (gethostname(host, sizeof host - 1) < 0)
+        return err_sys(e, SHD_EIO, "find out the host name");
+    if (given == NULL && slurm == NULL && cluster_by_name(cluster, host) == NULL)
+        host[strcspn(host, ".")] = '\0';
+    if (cluster_by_name(cluster, host) == NULL)
+        return err_set(e, SHD_ENOENT, "the cluster file has no host '%s' (%s)", host, from);
+    snprintf(name, CLUSTER_NAME_BYTES, "%s", host);
+    return SHD_OK;
+}
+
+/* cpu0, cpu1, ... of a host of which the file names none. */
+static int count_devices(const struct cluster *cluster, struct host *h, uint32_t daemons,
+                         struct shd_err *e)
+{
+    int r = devices_parse(NULL, daemons, &h->own, e);
+    for (uint32_t i = 0; r == SHD_OK && i < h->own.count; i++) {
+        const struct cluster_host *other = cluster_by_device(cluster, h->own.names[i]);
+        if (other != NULL)
+            r = err_set(e, SHD_EEXIST,
+                        "--daemons %" PRIu32 " starts %s, which host '%s' has: name this host's "
+                        "devices in the cluster file",
+                        daemons, h->own.names[i], other->name);
+    }
+    return r;
+}
+
+/* daemons: 0: as the file says. */
+static int find_devices(const struct cluster *cluster, struct host *h, uint32_t daemons,
+                        struct shd_err *e)
+{
+    const char *list = cluster_by_name(cluster, h->name)->devices;
+    bool any = false;
+    for (uint32_t i = 0; i < cluster->count; i++)
+        any = any || cluster->hosts[i].devices[0] != '\0';
+    if (list[0] == '\0' && daemons > 0)
+        return count_devices(cluster, h, daemons, e);
+    if (!any)
+        return err_set(e, SHD_EINVAL,
+                       "the cluster file names no devices: \"devices\": [\"cpu0\"] of a host says "
+                       "which daemons it has (`shardctl keys new` NAME=ADDRESS:PORT/cpu0), or "
+                       "--daemons how many");
+    h->own.listed = true; /* none, too */
+    if (list[0] == '\0')
+        return SHD_OK;
+    const int r = devices_parse(list, 0, &h->own, e);
+    if (r == SHD_OK && daemons > 0 && daemons != h->own.count)
+        return err_set(e, SHD_EINVAL,
+                       "--daemons %" PRIu32 ", and the cluster file names %" PRIu32
+                       " devices of host '%s': %.100s",
+                       daemons, h->own.count, h->name, list);
+    return r;
+}
+
+static int compare_devices(const void *a, const void *b)
+{
+    return address_compare(*(char *const *)a, *(char *const *)b);
+}
+
+static int add_name(struct host *h, const char *device, struct shd_err *e)
+{
+    char **grown = realloc(h->all, (h->all_count + 1) * sizeof *grown);
+    char *copy = strdup(device);
+    h->all = grown != NULL ? grown : h->all;
+    if (grown == NULL || copy == NULL) {
+        free(copy);
+        return err_set(e, SHD_ENOMEM, "no memory for the devices' names");
+    }
+    h->all[h->all_count++] = copy;
+    return SHD_OK;
+}
+
+/* All that workers here may attach to. */
+static int list_all(const struct cluster *cluster, struct host *h, struct shd_err *e)
+{
+    char device[CLUSTER_DEVICE_BYTES];
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < h->own.count; i++)
+        r = add_name(h, h->own.names[i], e);
+    for (uint32_t i = 0; r == SHD_OK && i < cluster->count; i++) {
+        if (strcmp(cluster->hosts[i].name, h->name) == 0)
+            continue;
+        for (const char *at = cluster->hosts[i].devices;
+             r == SHD_OK && cluster_next_device(&at, device);)
+            r = add_name(h, device, e);
+    }
+    if (r == SHD_OK && h->all_count > DEVICES_MAX)
+        r = err_set(e, SHD_ERANGE, "%" PRIu32 " devices in the cluster file, at most %u",
+                    h->all_count, DEVICES_MAX);
+    if (r == SHD_OK)
+        qsort(h->all, h->all_count, sizeof *h->all, compare_devices);
+    return r;
+}
+
+static int know(struct host *h, const char *file, const char *name, uint32_t daemons,
+                struct shd_err *e)
+{
+    struct cluster cluster;
+    int r = cluster_load(file, &cluster, e);
+    if (r != SHD_OK)
+        return r;
+    r = find_self(&cluster, name, h->name, e);
+    if (r == SHD_OK)
+        r = find_devices(&cluster, h, daemons, e);
+    if (r == SHD_OK)
+        r = list_all(&cluster, h, e);
+    cluster_free(&cluster);
+    h->far = (struct run_far){ .cluster = file, .host = h->name };
+    return r;
+}
+
+/* -- Running ----------------------------------------------------------------------------------- */
+
+/* As sd_notify(3) does. Nobody listens: nothing. */
+static void tell_manager(const char *text)
+{
+    const char *path = getenv("NOTIFY_SOCKET");
+    struct sockaddr_un to = { .sun_family = AF_UNIX };
+    if (path == NULL || path[0] == '\0' || strlen(path) >= sizeof to.sun_path)
+        return;
+    memcpy(to.sun_path, path, strlen(path) + 1);
+    const socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path) +
+                                        (path[0] != '@'));
+    if (path[0] == '@')
+        to.sun_path[0] = '\0';
+    const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return;
+    if (sendto(fd, text, strlen(text), MSG_NOSIGNAL, (const struct sockaddr *)&to, bytes) < 0)
+        ctl_say("tell the service manager at '%s': %s", path, strerror(errno));
+    close(fd);
+}
+
+static int all_ready(void *arg, struct shd_err *e)
+{
+    const struct host *h = arg;
+    static struct devices all;
+    static char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)];
+    (void)e;
+    all = (struct devices){ .count = h->all_count, .listed = true };
+    for (uint32_t i = 0; i < all.count; i++)
+        snprintf(all.names[i], sizeof all.names[i], "%s", h->all[i]);
+    devices_address(&all, h->dir.path, address, sizeof address);
+    if (h->dir.record.lock_fd >= 0) /* by which other commands here find them */
+        rundir_note_address(&h->dir.record, &all, h->dir.path);
+    printf("export SHARDD_ADDRESS='%s'\n", address);
+    fflush(stdout);
+    tell_manager("READY=1");
+    return SHD_OK;
+}
+
+static int keep(struct host *h, struct run_options *o, const char *path)
+{
+    struct shd_err e = { 0 };
+    if (updir_take(path, &h->own, &h->dir, &e) != SHD_OK)
+        return ctl_fail("%s", e.text);
+    o->devices = &h->own;
+    o->daemons = h->own.count;
+    o->far = &h->far;
+    o->dir = h->dir.path;
+    o->ready = all_ready;
+    o->arg = h;
+    const int code = supervise(o);
+    tell_manager("STOPPING=1");
+    updir_release(&h->dir, /* keep_log= */ false);
+    return code == CTL_OK ? CTL_OK : CTL_FAILED;
+}
+
+int verb_host(int argc, char **argv)
+{
+    static struct host h;
+    const char *cluster = NULL, *name = NULL, *wanted = NULL, *level = NULL, *format = NULL;
+    uint32_t daemons = 0;
+    struct run_options o = {
+        .timeout_s = 60,
+        .grace_s = 10,
+        .max_restarts = 20,
+        .watchdog_s = WATCHDOG_S_DEFAULT,
+    };
+    const struct flag table[] = {
+        { "cluster", 'c', FLAG_STRING, "FILE", "hosts, keys and devices, by `shardctl keys`",
+          &cluster, 0, 0 },
+        { "name", 0, FLAG_STRING, "NAME", "this host in FILE (see below)", &name, 0, 0 },
+        { "daemons", 'n', FLAG_U32, "N", "as many as FILE names; cpu0, ... where it names none",
+          &daemons, 1, RUN_DAEMONS_MAX },
+        { "runtime-dir", 'd', FLAG_STRING, "DIR", "where the sockets go (see below)", &wanted, 0,
+          0 },
+        { "threads-per-daemon", 't', FLAG_U32, "T", "compute threads (processors / N)",
+          &o.threads_per_daemon, 1, RUN_THREADS_MAX },
+        { "timeout", 0, FLAG_U32, "SECONDS", "how long a daemon may take to be ready (60)",
+          &o.timeout_s, 1, 86400 },
+        { "max-restarts", 0, FLAG_U32, "N", "of one of them in 10 s, then it waits; 0: none (20)",
+          &o.max_restarts, 0, RUN_RESTARTS_MAX },
+        { "grace", 0, FLAG_U32, "SECONDS", "how long what is told to stop may take (10)",
+          &o.grace_s, 1, 86400 },
+        { "watchdog", 0, FLAG_U32, "SECONDS", "kill and restart what hangs so long; 0: never (30)",
+          &o.watchdog_s, 0, 86400 },
+        { "log-level", 0, FLAG_STRING, "LEVEL", "error, warn, info, debug (warn)", &level, 0, 0 },
+        { "log-format", 0, FLAG_STRING, "F", "of all lines: text or json (text)", &format, 0, 0 },
+        { "verbose", 'v', FLAG_BOOL, NULL, "say what is started and stopped", &o.verbose, 0, 0 },
+    };
+    const struct flags flags = VERB_FLAGS(host, "shardctl host --cluster FILE [FLAGS]", table);
+    const int code = verb_start(&flags, argc, argv, NULL);
+    if (code >= 0)
+        return code;
+    char path[RUNDIR_PATH_BYTES];
+    struct shd_err e = { 0 };
+    if (cluster == NULL)
+        return ctl_usage("which cluster? --cluster FILE, as `shardctl keys` makes it");
+    if (say_options(level, format, &e) != SHD_OK || know(&h, cluster, name, daemons, &e) != SHD_OK)
+        return ctl_usage("%s", e.text);
+    if (updir_path(wanted, path, &e) != SHD_OK)
+        return ctl_fail("%s", e.text);
+    return keep(&h, &o, path);
+}

@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# `shardctl host`: a host with daemons and one with workers alone, as the cluster file says, at two addresses of the
+# loopback. Whatever of them is killed, training ends with the digest of one in one process; SIGTERM ends all in order.
+#
+#   test_host.sh BIN_DIR [STEPS]
+set -euo pipefail
+
+bin=$(cd "$1" && pwd)
+steps=${2:-60}
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d "${TMPDIR:-/tmp}/shd-host.XXXXXX")
+
+# shellcheck source=tests/lib/wait.sh
+. "$here/../lib/wait.sh"
+# shellcheck source=tests/lib/hosts.sh
+. "$here/../lib/hosts.sh"
+trap hosts_clean_up EXIT
+
+# host HOST ARGUMENTS...
+host() {
+    local host=$1
+    shift
+    "$bin/shardctl" host --cluster "$work/keys/cluster.json" -d "$work/$host" -t 1 -v "$@" \
+        >"$work/$host.address" 2>>"$work/host_${host,,}.log" &
+    relays[$host]=$!
+    disown
+}
+# wrong TEXT ARGUMENTS...
+wrong() {
+    local text=$1
+    shift
+    if "$bin/shardctl" host "$@" -d "$work/no" >"$work/refusal" 2>&1; then
+        fail "not refused: $*"
+    fi
+    grep -q -- "$text" "$work/refusal" || fail "no '$text' in: $(cat "$work/refusal")"
+    [ ! -e "$work/no" ] || fail "it made a directory"
+}
+is_ready() { [ -s "$work/$1.address" ]; }
+pid_in_log() { sed -n "s/.*$2 pid=\([0-9]*\).*/\1/p" "$work/host_$1.log" | tail -n 1; }
+relay_pid() { curl -sS --unix-socket "$work/$1/relay.status" http://localhost/status | sed 's/.*"pid":\([0-9]*\).*/\1/'; }
+is_another() { [ -n "$(relay_pid "$1" 2>/dev/null)" ] && [ "$(relay_pid "$1")" != "$2" ]; }
+
+mkdir -m 700 "$work/keys"
+file=$work/keys/cluster.json
+"$bin/shardctl" keys new "$file" a=$address_A b=$address_B >/dev/null
+wrong "which cluster" --name a
+wrong "no/such.json" --cluster no/such.json --name a
+wrong "has no host 'x' (--name)" --cluster "$file" --name x
+SLURMD_NODENAME=y wrong "has no host 'y' (\$SLURMD_NODENAME)" --cluster "$file"
+wrong "names no devices" --cluster "$file" --name a
+rm -r "$work/keys"
+mkdir -m 700 "$work/keys"
+"$bin/shardctl" keys new "$file" a=$address_A/cpu0,cpu10 b=$address_B c=$address_C >/dev/null
+wrong "names 2 devices of host 'a': cpu0,cpu10" --cluster "$file" --name a --daemons 3
+wrong "starts cpu0, which host 'a' has" --cluster "$file" --name b --daemons 1
+if "$bin/shardctl" keys add "$file" d=127.0.0.1:1/cpu0 2>"$work/refusal"; then fail "a device of two hosts"; fi
+grep -q "hosts 'a' and 'd' both have a device 'cpu0'" "$work/refusal" || fail "$(cat "$work/refusal")"
+[ ! -e "$work/keys/d.key" ] || fail "a key of a host that was refused"
+"$bin/shardctl" keys list "$file" >"$work/list"
+expect "$work/list" '^a .*\.\.\.  cpu0,cpu10  its private key is here$'
+expect "$work/list" '^b .*\.\.\.  -  its private key is here$'
+echo "  what does not fit is refused by name"
+
+# shellcheck disable=SC2119
+want=$(in_one_process)
+echo "in one process: $want"
+# READY=1, as a service manager hears it
+python3 -c '
+import socket, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.bind(sys.argv[1])
+print("bound", flush=True)
+print(s.recv(100).decode(), flush=True)
+' "$work/manager" >"$work/heard" &
+workers[9]=$!
+soon "a service manager" grep -q bound "$work/heard"
+SLURMD_NODENAME=a NOTIFY_SOCKET=$work/manager host A
+host B --name b
+soon "A" is_ready A
+soon "B" is_ready B
+soon "READY=1" grep -q '^READY=1$' "$work/heard"
+wait "${workers[9]}"
+unset 'workers[9]'
+for host in A B; do
+    [ "$(cat "$work/$host.address")" = "export SHARDD_ADDRESS='$work/$host?cpu0,cpu10'" ] ||
+        fail "address: $(cat "$work/$host.address")"
+done
+: >"$work/out"
+: >"$work/err"
+worker "B?cpu0,cpu10" 0 2 --slow 12
+worker "A?cpu0,cpu10" 1 2 --slow 12
+go_on 1
+for at in A B; do
+    pid=$(relay_pid "$at")
+    kill -KILL "$pid"
+    soon "another relay of $at" is_another "$at" "$pid"
+    go_on 2
+done
+kill -KILL "$(pid_in_log a 'started daemon cpu10')"
+soon "its successor" grep -q 'daemon cpu10 .*started again' "$work/host_a.log"
+go_on 2
+end_same "killed: both relays, a daemon"
+
+# In order, with what goes with them.
+for at in B A; do
+    kill -TERM "${relays[$at]}"
+    soon "the end of $at" is_gone "${relays[$at]}"
+done
+relays=()
+if [ -e "$work/A" ] || [ -e "$work/B" ]; then
+    fail "left: $(ls "$work/A" "$work/B")"
+fi
+sed -n 's/.*daemon \([a-z0-9]*\) (pid [0-9]*) exited with code 0$/\1/p' "$work/host_a.log" >"$work/order"
+[ "$(head -n 1 "$work/order")" = relay ] || fail "order: $(cat "$work/order")"
+[ "$(wc -l <"$work/order")" = 3 ] || fail "order: $(cat "$work/order")"
+echo "  SIGTERM ends the relay, then the daemons"
+
+# Drained: what is saved goes, and so does the relay that has nobody left.
+host A --name a
+soon "A" is_ready A
+: >"$work/out"
+worker "A?cpu0,cpu10" 0 1
+end_same "a worker beside the daemons"
+"$bin/shardctl" drain -a "$work/A?cpu0,cpu10" --checkpoint "$work/saved" >"$work/drained" 2>&1 || fail "$(cat "$work/drained")"
+soon "the end of A" is_gone "${relays[A]}"
+relays=()
+echo "  drained, the relay ends with the last daemon"
