@@ -72,8 +72,9 @@ struct words { /* flags that are parsed further */
 static int take_relay(const struct words *w, const struct daemon_config *config, struct shd_err *e)
 {
     const struct relay_config *other = &w->other;
-    if (!w->relay && (other->cluster != NULL || other->host != NULL || w->from.count > 0))
-        return err_set(e, SHD_EINVAL, "--cluster, --host and --from are for --relay");
+    if (!w->relay &&
+        (other->cluster != NULL || other->host != NULL || w->from.count > 0 || other->files))
+        return err_set(e, SHD_EINVAL, "--cluster, --host, --from and --files are for --relay");
     if (!w->relay)
         return config->device != NULL ? SHD_OK : err_set(e, SHD_EINVAL, "--device is required");
     if (other->cluster == NULL || other->host == NULL)
@@ -170,6 +171,10 @@ static int parse(int argc, char **argv, struct daemon_config *config, bool *ret_
           "of --relay: a host that has daemons cpu0, cpu1, ...; once for each" NEXT
           "(all others that have devices in FILE; then HOST alone will do)",
           &w.from, 0, 0 },
+        { "files", 0, FLAG_BOOL, NULL,
+          "of --relay: workers of other hosts may have the daemons here" NEXT
+          "save and restore: for a directory that all hosts have",
+          &w.other.files, 0, 0 },
         { "version", 0, FLAG_BOOL, NULL, "print the version", &w.version, 0, 0 },
     };
     const struct flags flags = { .usage = "shardd --device DEVICE [FLAGS]",

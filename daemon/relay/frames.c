@@ -23,7 +23,21 @@ static int spec_fits(const struct wire_spec_at *at, struct shd_err *e)
                    at->bytes);
 }
 
-int frame_admits(const struct wire_request *request, struct shd_err *e)
+bool frame_is_of_files(const struct wire_request *request)
+{
+    return request->type == WIRE_CHECKPOINT || request->type == WIRE_RESTORE;
+}
+
+static int files_admitted(const struct wire_request *request, bool files, struct shd_err *e)
+{
+    if (!files)
+        return err_set(e, SHD_EAUTH,
+                       "the daemon's host lets no files be written or read for others: its relay "
+                       "is to be started with --files, where all hosts have the directory");
+    return request->type == WIRE_RESTORE ? spec_fits(&request->restore.spec_at, e) : SHD_OK;
+}
+
+int frame_admits(const struct wire_request *request, bool files, struct shd_err *e)
 {
     switch (request->type) {
     case WIRE_HELLO:
@@ -34,6 +48,9 @@ int frame_admits(const struct wire_request *request, struct shd_err *e)
         return spec_fits(&request->open_model.spec_at, e);
     case WIRE_CREATE:
         return spec_fits(&request->create.spec_at, e);
+    case WIRE_CHECKPOINT:
+    case WIRE_RESTORE:
+        return files_admitted(request, files, e);
     case WIRE_RETURN:
         if (request->return_grad.turn == 0)
             return SHD_OK;

@@ -5,6 +5,7 @@
 #ifndef SHD_RELAY_FRAMES_H
 #define SHD_RELAY_FRAMES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/relay/bulk.h"
@@ -39,11 +40,14 @@ struct frame_open { /* as bytes; both terminated */
 /* Whether a name can be a device's: no path is made of another one. */
 int frame_check_device(const char *name, struct shd_err *e);
 
-/* Whether a worker of another host may ask this. What works on a daemon as such, on files of its
- * host or on memory that is not passed on, does not pass: SHD_ENOTSUP, with the request's name;
- * SHD_EAUTH a role that is neither trainer nor reader. Both relays look, the one beside the daemon
- * because it cannot know what the other one is. */
-int frame_admits(const struct wire_request *request, struct shd_err *e);
+/* Whether a worker of another host may ask this. What works on a daemon as such or on memory that
+ * is not passed on does not pass: SHD_ENOTSUP, with the request's name; SHD_EAUTH a role that is
+ * neither trainer nor reader, or, without `files`, what is about files of the daemon's host. Both
+ * relays look, the one beside the daemon because it cannot know what the other one is. */
+int frame_admits(const struct wire_request *request, bool files, struct shd_err *e);
+
+/* The request is about files of the daemon's host. */
+bool frame_is_of_files(const struct wire_request *request);
 
 /* Send text as the reason for the connection's end. */
 void frame_refuse(struct bulk *bulk, const struct shd_err *why);

@@ -37,6 +37,7 @@ struct relay_config {
     const char *devices;     /* of this host, that others may have: "cpu0,cpu1"; NULL: routes.h */
     const char *const *from; /* [from_count], "HOST:cpu0,cpu1": of others; none: routes.h */
     uint32_t from_count;
+    bool files; /* daemons here write and read checkpoints for other hosts' workers */
 };
 
 struct relay { /* what its threads share */

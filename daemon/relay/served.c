@@ -47,7 +47,9 @@ struct served {
     uint64_t last_number;
     uint64_t receiving;        /* number of the segment that bytes come into; 0: none */
     struct traffic *gradients; /* where these are counted; NULL: nowhere */
-    uint8_t *message;          /* owned, [WIRE_FRAME_BYTES_MAX] */
+    uint64_t refused_seq;      /* of a request that is to be answered with the next; 0: none */
+    struct shd_err refused;
+    uint8_t *message; /* owned, [WIRE_FRAME_BYTES_MAX] */
     struct wire_arena arena;
 };
 
@@ -112,7 +114,12 @@ static int done(void *ctx, const struct bulk_head *head, void *payload, struct s
     s->arena.used = 0;
     int r = wire_request_unpack(payload, (size_t)head->bytes, &s->arena, &request, e);
     if (r == SHD_OK)
-        r = frame_admits(&request, e);
+        r = frame_admits(&request, s->relay->config->files, e);
+    if (r == SHD_EAUTH && frame_is_of_files(&request) && s->refused_seq == 0) {
+        s->refused_seq = request.seq; /* hooks do not send */
+        s->refused = *e;
+        return SHD_OK;
+    }
     if (r == SHD_OK && request.type == WIRE_HELLO)
         return pass_hello(s, &request, e);
     return r == SHD_OK ? zconn_write(&s->daemon.z, payload, (size_t)head->bytes, e) : r;
@@ -326,6 +333,22 @@ static int hear_side(struct served *s, struct shd_err *e)
 
 /* -- A session --------------------------------------------------------------------------------- */
 
+static int answer_refused(struct served *s, struct shd_err *e)
+{
+    const struct wire_reply reply = { .seq = s->refused_seq,
+                                      .status = s->refused.code,
+                                      .text = s->refused.text };
+    struct bulk_head head = { .type = FRAME_MESSAGE };
+    uint8_t frame[1024];
+    size_t bytes;
+    if (s->refused_seq == 0)
+        return SHD_OK;
+    s->refused_seq = 0;
+    const int r = wire_reply_pack(&reply, frame, sizeof frame, &bytes, e);
+    head.bytes = bytes;
+    return r == SHD_OK ? bulk_send(s->bulk, &head, frame, e) : r;
+}
+
 static int serve_session(struct served *s, struct shd_err *e)
 {
     int r = pass_side(s, &s->daemon.welcome, e);
@@ -337,6 +360,8 @@ static int serve_session(struct served *s, struct shd_err *e)
         poll(p, ARRAY_SIZE(p), more ? 0 : POLL_MS);
         r = bulk_receive(s->bulk, e);
         more = r == SHD_PENDING;
+        if (r >= SHD_OK)
+            r = answer_refused(s, e);
         if (r >= SHD_OK)
             r = pass_replies(s, e); /* also of what was read while something was written */
         if (r >= SHD_OK && p[2].revents != 0)

@@ -161,7 +161,7 @@ static int request_came(struct stand_in *s, const uint8_t *body, size_t bytes, s
     if (request.seq <= s->last_seq)
         return SHD_OK; /* sent again for want of an answer: none gets lost here */
     s->last_seq = request.seq;
-    r = frame_admits(&request, &why);
+    r = frame_admits(&request, /* files= */ true, &why); /* that is the other relay's to say */
     if (r == SHD_OK)
         r = copies_find(&s->copies, &request, &why);
     if (r != SHD_OK)

@@ -149,9 +149,39 @@ worker "A?$all" 1 3
 worker "B?$all" 2 3
 end_same "owners and workers on all three, as the cluster file says"
 
-# -- What crosses -------------------------------------------------------------------------------------------------
+# -- Saved from a host without daemons, and gone on with -----------------------------------------------------------
 all=cpu0,cpu1,cpu2
 new_cluster "a=$address_A/cpu0,cpu1" "b=$address_B/cpu2" "c=$address_C"
+relay A --files
+relay B # not yet
+relay C
+begin A:cpu0,cpu1 B:cpu2
+worker "C?$all" 0 2 --slow 12
+worker "B?$all" 1 2 --slow 12
+go_on 3
+if "${on_C[@]}" "$bin/shardctl" checkpoint -a "$work/C?$all" "$work/saved" >"$work/refusal" 2>&1; then
+    fail "host b saved for others"
+fi
+grep -q 'is to be started with --files' "$work/refusal" || fail "$(cat "$work/refusal")"
+kill "${relays[B]}"
+soon "the end of a relay" is_gone "${relays[B]}"
+relay B --files
+go_on 2
+"${on_C[@]}" "$bin/shardctl" checkpoint -a "$work/C?$all" "$work/saved" >"$work/saver" 2>&1 || fail "$(cat "$work/saver")"
+go_on 1
+for rank in 0 1; do
+    kill -KILL "${workers[$rank]}"
+    wait "${workers[$rank]}" 2>/dev/null || true
+done
+workers=()
+begin A:cpu0,cpu1 B:cpu2
+"${on_C[@]}" "$bin/shardctl" restore -a "$work/C?$all" "$work/saved" >"$work/saver" 2>&1 || fail "$(cat "$work/saver")"
+worker "C?$all" 0 2
+worker "A?$all" 1 2
+end_same "saved in the middle from a third host, restored at new daemons"
+
+# -- What crosses -------------------------------------------------------------------------------------------------
+stop_relays
 # Of one worker on b, and of three: parameters cross as often.
 for of in 2 4; do
     relay A

@@ -36,6 +36,10 @@ static const char host_about[] =
 static const char host_more[] =
     "NAME: --name, else $SLURMD_NODENAME, else the host name, whole or up to its first dot.\n"
     "\n"
+    "--files: daemons write and read checkpoints for workers and tools of any host of the cluster, "
+    "as\n"
+    "they do for those here: say it on all, where all have the directory at the same path.\n"
+    "\n"
     "examples:\n"
     "  shardctl keys new keys/cluster.json a=10.77.0.1:7100/cpu0,cpu1 b=10.77.0.2:7100/cpu2\n"
     "  shardctl host --cluster keys/cluster.json --name a\n"
@@ -242,6 +246,7 @@ int verb_host(int argc, char **argv)
     static struct host h;
     const char *cluster = NULL, *name = NULL, *wanted = NULL, *level = NULL, *format = NULL;
     uint32_t daemons = 0;
+    bool files = false;
     struct run_options o = {
         .timeout_s = 60,
         .grace_s = 10,
@@ -256,6 +261,8 @@ int verb_host(int argc, char **argv)
           &daemons, 1, RUN_DAEMONS_MAX },
         { "runtime-dir", 'd', FLAG_STRING, "DIR", "where the sockets go (see below)", &wanted, 0,
           0 },
+        { "files", 0, FLAG_BOOL, NULL, "workers of other hosts may save and restore (see below)",
+          &files, 0, 0 },
         { "threads-per-daemon", 't', FLAG_U32, "T", "compute threads (processors / N)",
           &o.threads_per_daemon, 1, RUN_THREADS_MAX },
         { "timeout", 0, FLAG_U32, "SECONDS", "how long a daemon may take to be ready (60)",
@@ -282,5 +289,6 @@ int verb_host(int argc, char **argv)
         return ctl_usage("%s", e.text);
     if (updir_path(wanted, path, &e) != SHD_OK)
         return ctl_fail("%s", e.text);
+    h.far.files = files;
     return keep(&h, &o, path);
 }

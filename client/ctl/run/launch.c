@@ -91,7 +91,7 @@ static void far_words(const struct run *r, char *argv[DAEMON_WORDS_MAX], size_t 
         used += (size_t)sprintf(own + used, "%s%s", i > 0 ? "," : "",
                                 r->options->devices->names[i]);
     argv[n++] = (char *)"--relay";
-    CHECK(n + 6 < DAEMON_WORDS_MAX);
+    CHECK(n + 7 < DAEMON_WORDS_MAX);
     argv[n++] = (char *)"--cluster";
     argv[n++] = (char *)r->options->far->cluster;
     argv[n++] = (char *)"--host";
@@ -100,6 +100,8 @@ static void far_words(const struct run *r, char *argv[DAEMON_WORDS_MAX], size_t 
         argv[n++] = (char *)"--device";
         argv[n++] = own;
     }
+    if (r->options->far->files)
+        argv[n++] = (char *)"--files";
 }
 
 int launch_daemon(struct run_child *c, struct shd_err *e)

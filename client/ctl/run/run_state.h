@@ -37,6 +37,7 @@
 /* The relay to other hosts, a child beside the daemons (shardd --relay). */
 struct run_far {
     const char *cluster, *host; /* borrowed */
+    bool files;                 /* checkpoints for others */
 };
 
 struct run_options {

@@ -30,6 +30,7 @@
 struct far {
     struct fixture f;
     pid_t relay;
+    bool files; /* before the start */
     char file[300];
     struct bulk_keys *keys; /* of host b */
 };
@@ -64,7 +65,7 @@ static void far_start_beside(struct far *far, int daemons)
     struct cluster cluster = { 0 };
     struct shd_err e = { 0 };
     char address[LISTEN_NAME_BYTES];
-    *far = (struct far){ .relay = 0 };
+    *far = (struct far){ .files = far->files };
     signal(SIGPIPE, SIG_IGN);
     fixture_start(&far->f, daemons, NULL);
     snprintf(far->file, sizeof far->file, "%s/keys", far->f.dir);
@@ -77,9 +78,9 @@ static void far_start_beside(struct far *far, int daemons)
     cluster_free(&cluster);
     far->relay = test_fork();
     if (far->relay == 0) {
-        const struct relay_config config = { .runtime_dir = far->f.dir,
-                                             .cluster = far->file,
-                                             .host = "a" };
+        const struct relay_config config = {
+            .runtime_dir = far->f.dir, .cluster = far->file, .host = "a", .files = far->files
+        };
         _exit(relay_run(&config, nothing, nothing, &e) == SHD_OK ? 0 : 1);
     }
     EXPECT_OK(bulk_keys_new(far->file, "b", &far->keys, &e), &e);
@@ -223,7 +224,7 @@ TEST(what_is_no_open_is_hung_up_on)
     };
     static const char *const names[] = { "../cpu0", "cpu0/x", "", "CPU0" };
     static const uint8_t zeros[sizeof(struct frame_open)];
-    struct far far;
+    struct far far = { .files = false };
     far_start(&far);
     for (uint32_t i = 0; i < 4; i++) {
         struct bulk *bulk = dial(&far);
@@ -248,7 +249,7 @@ TEST(what_is_no_open_is_hung_up_on)
 
 TEST(a_device_or_a_model_that_is_not_there_is_refused_with_the_reason)
 {
-    struct far far;
+    struct far far = { .files = false };
     far_start(&far);
     bulk_close(attach(&far)); /* the daemon is up */
     for (uint32_t what = FRAME_OPEN_SESSION; what <= FRAME_OPEN_MODEL; what++) {
@@ -274,7 +275,7 @@ TEST(frames_that_do_not_fit_end_the_session_and_nothing_else)
         { .type = FRAME_OPEN, .index = 1, .bytes = 192 }, /* once is enough */
         { .type = FRAME_MESSAGE, .bytes = WIRE_FRAME_BYTES_MAX + 1 },
     };
-    struct far far;
+    struct far far = { .files = false };
     far_start(&far);
     uint8_t *garbage = malloc(WIRE_FRAME_BYTES_MAX + 1);
     memset(garbage, 0xff, WIRE_FRAME_BYTES_MAX + 1);
@@ -291,28 +292,65 @@ TEST(frames_that_do_not_fit_end_the_session_and_nothing_else)
 
 TEST(what_works_on_a_daemon_or_its_files_does_not_pass)
 {
-    struct far far;
+    struct far far = { .files = false };
     far_start(&far);
     struct bulk *bulk = attach(&far);
     struct wire_request request = hello(WIRE_ADMIN);
     EXPECT_EQ(say(bulk, &request), SHD_OK);
     EXPECT(listen_for(bulk, 2) != SHD_OK);
     bulk_close(bulk);
-    static const enum wire_request_type refused[] = { WIRE_DRAIN, WIRE_CHECKPOINT, WIRE_OPEN_RING };
-    for (uint32_t i = 0; i < 3; i++) {
+    static const enum wire_request_type refused[] = { WIRE_DRAIN, WIRE_OPEN_RING };
+    for (uint32_t i = 0; i < 2; i++) {
         bulk = attach(&far);
         request = hello(WIRE_TRAINER);
         EXPECT_EQ(say(bulk, &request), SHD_OK);
         EXPECT_EQ(listen_for(bulk, 2), SHD_OK); /* Welcome */
         EXPECT_EQ(heard.last.type, FRAME_MESSAGE);
         request = (struct wire_request){ .seq = 2, .type = refused[i] };
-        if (refused[i] == WIRE_CHECKPOINT)
-            request.checkpoint.path = "/tmp/x";
         EXPECT_EQ(say(bulk, &request), SHD_OK);
         EXPECT(listen_for(bulk, 3) != SHD_OK);
         bulk_close(bulk);
     }
     far_stop(&far);
+}
+
+/* Asked for a checkpoint, the relay says no, or the daemon that it has no such model; either goes
+ * on with the session. */
+static void ask_for_files(bool files, int status)
+{
+    struct far far = { .files = files };
+    struct wire_reply reply;
+    struct shd_err e = { 0 };
+    static _Alignas(16) uint8_t memory[WIRE_ARENA_BYTES];
+    struct wire_arena arena = { .base = memory, .bytes = sizeof memory };
+    far_start(&far);
+    struct bulk *bulk = attach(&far);
+    struct wire_request request = hello(WIRE_TRAINER);
+    EXPECT_EQ(say(bulk, &request), SHD_OK);
+    EXPECT_EQ(listen_for(bulk, 2), SHD_OK); /* Welcome */
+    EXPECT_OK(wire_reply_unpack(heard.bytes, heard.last.bytes, &arena, &reply, &e), &e);
+    request = (struct wire_request){ .seq = 2,
+                                     .session = reply.welcome.session,
+                                     .type = WIRE_CHECKPOINT };
+    request.checkpoint.path = "/tmp/x";
+    for (uint32_t i = 0; i < 2; i++, request.seq++) {
+        EXPECT_EQ(say(bulk, &request), SHD_OK);
+        EXPECT_EQ(listen_for(bulk, 3 + i), SHD_OK);
+        arena.used = 0;
+        EXPECT_OK(wire_reply_unpack(heard.bytes, heard.last.bytes, &arena, &reply, &e), &e);
+        EXPECT_EQ(reply.seq, request.seq);
+        EXPECT_EQ(reply.status, status);
+        if (!files)
+            EXPECT_HAS(reply.text, "--files");
+    }
+    bulk_close(bulk);
+    far_stop(&far);
+}
+
+TEST(files_of_the_daemons_host_are_for_others_only_where_its_relay_says_so)
+{
+    ask_for_files(false, SHD_EAUTH);
+    ask_for_files(true, SHD_ENOENT);
 }
 
 /* -- Bytes that are half there ----------------------------------------------------------------- */
@@ -450,7 +488,7 @@ TEST(a_segment_stays_mapped_while_bytes_come_into_it_however_many_come_after)
                                         .created = { .what = WIRE_CREATED_YOURS } };
     const struct wire_request status = { .seq = 2, .type = WIRE_STATUS };
     uint8_t *payload = malloc(STAGE_BYTES);
-    struct far far;
+    struct far far = { .files = false };
     memset(payload, 0x5a, STAGE_BYTES);
     far_start_beside(&far, 0);
     fake_listen(&far);
