@@ -67,6 +67,11 @@ int sys_memfd(const char *name, unsigned flags)
     return fault(SYS_OPEN) != 0 ? -1 : memfd_create(name, flags);
 }
 
+int sys_open_at(int dir_fd, const char *path, int flags, unsigned mode)
+{
+    return fault(SYS_OPEN) != 0 ? -1 : openat(dir_fd, path, flags, mode);
+}
+
 int sys_fallocate(int fd, int mode, off_t offset, off_t bytes)
 {
     return fault(SYS_RESERVE) != 0 ? -1 : fallocate(fd, mode, offset, bytes);

@@ -26,6 +26,7 @@ void *sys_realloc(void *p, size_t bytes);
 char *sys_strdup(const char *s);
 void *sys_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset);
 int sys_memfd(const char *name, unsigned flags);
+int sys_open_at(int dir_fd, const char *path, int flags, unsigned mode);
 int sys_fallocate(int fd, int mode, off_t offset, off_t bytes);
 ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags);
 int sys_renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags);

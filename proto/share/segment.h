@@ -46,6 +46,7 @@ struct segment {
     uint64_t handle;     /* SEGMENT_CUDA: owned, the driver's */
     uint64_t huge_bytes; /* of segment_new(): so many were taken in huge pages; else 0, not known:
                           * segment_look_huge() */
+    bool file;           /* on a file, not in memory: segment_file.h */
 };
 
 /* The format of the trail in a model's kept segments (kernels/kern.h): it must be the same in a
