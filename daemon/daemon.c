@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/base/homes.h"
 #include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
 #include "daemon/base/notify.h"
@@ -61,6 +62,7 @@ struct house {             /* everything a process owns */
     struct side side;
     struct session_table sessions;
     struct open_queue open;
+    struct homes *homes; /* owned */
     struct keeper keeper;
     struct adopt adopt;
     struct metrics_daemon metrics;
@@ -197,6 +199,12 @@ static void wait_idle(struct kern *kern)
         kern_wait(&w);
 }
 
+static int check_homes(struct daemon *d, struct shd_err *e)
+{
+    return homes_check(house_of(d)->homes, d->kern->ops->place != SEGMENT_HOST ? d->device : NULL,
+                       /* successor= */ d->keeper->group_count > 0, e);
+}
+
 static int start_parts(struct daemon *d, const struct daemon_config *config, struct shd_err *e)
 {
     struct house *h = house_of(d);
@@ -212,7 +220,11 @@ static int start_parts(struct daemon *d, const struct daemon_config *config, str
     if (r == SHD_OK)
         r = start_device(d, config, e);
     if (r == SHD_OK)
-        r = keeper_init(d->keeper, e);
+        r = homes_new(config->state, config->snapshots, &h->homes, e);
+    if (r == SHD_OK)
+        r = keeper_init(d->keeper, h->homes, e);
+    if (r == SHD_OK)
+        r = check_homes(d, e);
     d->kept = r == SHD_OK && d->keeper->notify;
     if (r == SHD_OK)
         r = trace_new(&d->metrics->trace, e);
@@ -428,6 +440,7 @@ void daemon_free(struct daemon *d)
     http_deinit(&h->http); /* its thread looks at models, and wakes the loop */
     if (d->kern != NULL)
         wait_idle(d->kern); /* no kernel may run on what goes away below */
+    homes_stop(h->homes);   /* and nobody may be at its pages */
     if (d->loop != NULL) {
         links_stop(d);              /* and no transfer */
         task_queue_close(d->tasks); /* nor may its completions start more */
@@ -457,6 +470,7 @@ void daemon_free(struct daemon *d)
         d->kern->ops->free(d->kern); /* after all of its memory */
     trace_free(d->metrics->trace);
     keeper_deinit(d->keeper);
+    homes_free(h->homes);
     session_table_deinit(d->sessions);
     task_queue_free(d->tasks);
     if (h->lock_fd >= 0)

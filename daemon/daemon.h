@@ -19,8 +19,9 @@ struct daemon_config {
     const char *runtime_dir; /* absolute; made with mode 0700 when missing */
     uint32_t threads;        /* compute threads of a host device; 0: one per CPU */
     bool pin;
-    const char *isa;            /* NULL: the best ones (kern.h) */
-    const char *status_address; /* NULL: none; else HOST:PORT for HTTP over TCP as well */
+    const char *isa;               /* NULL: the best ones (kern.h) */
+    const char *status_address;    /* NULL: none; else HOST:PORT for HTTP over TCP as well */
+    const char *state, *snapshots; /* where these are made: "memory", "file:DIR"; NULL: memory */
 };
 
 /* Start everything: lock, sockets, compute threads. On SHD_OK the daemon is reachable as soon as

@@ -151,6 +151,12 @@ static int parse(int argc, char **argv, struct daemon_config *config, bool *ret_
           "lines of text or json ($SHARDD_LOG_FORMAT, text); with the" NEXT
           "time where they do not go to the journal",
           &w.log_format, 0, 0 },
+        { "state", 0, FLAG_STRING, "WHERE",
+          "where models' parameters, moments and sums are: memory, or" NEXT
+          "file:DIR, files without names on a disk (memory); cpuI only",
+          &config->state, 0, 0 },
+        { "snapshots", 0, FLAG_STRING, "WHERE",
+          "where models' snapshots are: memory or file:DIR (memory)", &config->snapshots, 0, 0 },
         { "status-address", 0, FLAG_STRING, "A",
           "answer HTTP at HOST:PORT too, as 127.0.0.1:9464 (see" NEXT "docs/status.md)",
           &config->status_address, 0, 0 },

@@ -10,10 +10,13 @@
 
 #include <systemd/sd-daemon.h>
 
+#include "daemon/base/homes.h"
 #include "daemon/base/log.h"
+#include "daemon/base/pager.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
+#include "proto/share/segment_file.h"
 
 #define BARRIER_US  UINT64_C(10000000)
 #define PROGRESS_US UINT64_C(300000000) /* TimeoutStartSec= of the unit says the same */
@@ -97,10 +100,10 @@ static int take_all(struct keeper *k, uint32_t count, char **names, struct shd_e
     return SHD_OK;
 }
 
-int keeper_init(struct keeper *k, struct shd_err *e)
+int keeper_init(struct keeper *k, const struct homes *homes, struct shd_err *e)
 {
     char **names = NULL;
-    *k = (struct keeper){ .notify = getenv("NOTIFY_SOCKET") != NULL };
+    *k = (struct keeper){ .notify = getenv("NOTIFY_SOCKET") != NULL, .homes = homes };
     const int count = sd_listen_fds_with_names(/* unset_environment= */ 1, &names);
     if (count < 0)
         return err_set(e, SHD_EIO, "take the keeper's descriptors: %s", strerror(-count));
@@ -186,6 +189,60 @@ void keeper_remove_part(const struct keeper *k, uint64_t instance, enum keeper_p
 {
     if (k->notify)
         remove_part(instance, part);
+}
+
+/* NULL: it is in memory. */
+static const char *dir_of(const struct keeper *k, enum keeper_part part)
+{
+    const struct segment_home *home = part == KEEPER_STATE      ? homes_state(k->homes)
+                                      : part >= KEEPER_SNAPSHOT ? homes_snapshots(k->homes)
+                                                                : NULL;
+    return home != NULL && home->file ? home->dir : NULL;
+}
+
+bool keeper_on_file(const struct keeper *k, enum keeper_part part)
+{
+    return dir_of(k, part) != NULL;
+}
+
+_Static_assert(KEEPER_HOME_BYTES >= sizeof "file:" + SEGMENT_DIR_BYTES, "a home's text fits");
+
+const char *keeper_home(const struct keeper *k, enum keeper_part part, char buf[KEEPER_HOME_BYTES])
+{
+    const char *dir = dir_of(k, part);
+    snprintf(buf, KEEPER_HOME_BYTES, "%s%s", dir != NULL ? "file:" : "memory",
+             dir != NULL ? dir : "");
+    return buf;
+}
+
+int keeper_segment_new(const struct keeper *k, enum keeper_part part, enum segment_kind kind,
+                       uint64_t bytes, struct segment *ret_segment, struct shd_err *e)
+{
+    const char *dir = dir_of(k, part);
+    char name[NAME_BYTES];
+    if (dir != NULL)
+        return segment_file_new(dir, kind, bytes, ret_segment, e);
+    snprintf(name, sizeof name, "shardd%s",
+             part < KEEPER_SNAPSHOT ? part_names[part] : "-snapshot");
+    return segment_new(name, kind, bytes, ret_segment, e);
+}
+
+int keeper_segment_map(int fd, enum segment_kind kind, uint64_t bytes, struct segment *ret_segment,
+                       struct shd_err *e)
+{
+    return segment_kept_map(fd, kind, bytes, ret_segment, e);
+}
+
+void keeper_segment_behind(const struct keeper *k, const struct segment *s, uint64_t at,
+                           uint64_t bytes)
+{
+    if (s->file)
+        pager_behind(homes_pager(k->homes), s, at, bytes, /* done= */ NULL);
+}
+
+void keeper_segment_close(const struct keeper *k, struct segment *s)
+{
+    pager_close(homes_pager(k->homes), s);
 }
 
 void keeper_progress(const char *fmt, ...)

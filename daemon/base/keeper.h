@@ -18,6 +18,9 @@
 #include <stdint.h>
 
 #include "proto/base/status.h"
+#include "proto/share/segment.h"
+
+struct homes;
 
 enum keeper_part {
     KEEPER_LEDGER,
@@ -42,10 +45,11 @@ struct keeper {
     uint32_t group_count;
     int *unknown; /* owned descriptors with names that say nothing to us */
     uint32_t unknown_count;
+    const struct homes *homes; /* borrowed: where is made what it is given; NULL: in memory */
 };
 
-/* Take what a predecessor left. Errors: SHD_ENOMEM, SHD_EIO. */
-int keeper_init(struct keeper *k, struct shd_err *e);
+/* Take what a predecessor left. homes: borrowed, or NULL. Errors: SHD_ENOMEM, SHD_EIO. */
+int keeper_init(struct keeper *k, const struct homes *homes, struct shd_err *e);
 void keeper_deinit(struct keeper *k); /* closes; what the manager holds it goes on to hold */
 
 /* "notify" or "none", for Status. */
@@ -55,6 +59,30 @@ const char *keeper_name(const struct keeper *k);
  * thread but the loop's. With no manager it does nothing. Errors: SHD_EIO, SHD_ETIMEDOUT. */
 int keeper_store(const struct keeper *k, uint64_t instance, enum keeper_part part, int fd,
                  struct shd_err *e);
+
+/* -- What it is given ----------------------------------------------------------------------------
+ */
+
+/* A part that may be on a file (KEEPER_STATE, KEEPER_SNAPSHOT) is made there, not in memory. */
+bool keeper_on_file(const struct keeper *k, enum keeper_part part);
+
+/* "memory", or "file:DIR". */
+#define KEEPER_HOME_BYTES 520u
+const char *keeper_home(const struct keeper *k, enum keeper_part part, char buf[KEEPER_HOME_BYTES]);
+
+/* A segment of the host's that is to be stored as this part, where it is to be. Not stored yet.
+ * Errors: of segment_new(), segment_file_new(). */
+int keeper_segment_new(const struct keeper *k, enum keeper_part part, enum segment_kind kind,
+                       uint64_t bytes, struct segment *ret_segment, struct shd_err *e);
+
+/* One that a predecessor has left: segment_kept_map(). */
+int keeper_segment_map(int fd, enum segment_kind kind, uint64_t bytes, struct segment *ret_segment,
+                       struct shd_err *e);
+
+/* Write a range of one on a file back, and give its pages up; as pager_behind(). Any thread. */
+void keeper_segment_behind(const struct keeper *k, const struct segment *s, uint64_t at,
+                           uint64_t bytes);
+void keeper_segment_close(const struct keeper *k, struct segment *s); /* as pager_close() */
 
 void keeper_forget(struct keeper_group *g); /* close what nobody took */
 

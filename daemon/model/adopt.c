@@ -90,18 +90,19 @@ static int map_part(struct kern *kern, const struct keeper_group *g, enum keeper
     if (r == SHD_OK && found != bytes)
         r = err_set(e, SHD_ESEGMENT, "%s segment has %" PRIu64 " bytes, its ledger says %" PRIu64,
                     segment_kind_name(kind), found, bytes);
-    if (r == SHD_OK && kern != NULL)
+    if (r == SHD_OK && kern != NULL && kern->ops->place != SEGMENT_HOST)
         return kern->ops->segment_map(kern, g->fd[part], kind, bytes, /* at= */ NULL, ret_segment,
                                       e);
-    if (r == SHD_OK)
-        r = segment_check(g->fd[part], kind, bytes, e);
-    return r == SHD_OK ? segment_map(g->fd[part], kind, bytes, ret_segment, e) : r;
+    return r == SHD_OK ? keeper_segment_map(g->fd[part], kind, bytes, ret_segment, e) : r;
 }
 
-static void unmap_part(struct kern *kern, struct segment *segment)
+static void unmap_state(struct daemon *d, struct segment *segment)
 {
     segment->fd = -1;
-    kern->ops->segment_close(kern, segment);
+    if (segment->file)
+        keeper_segment_close(d->keeper, segment);
+    else
+        d->kern->ops->segment_close(d->kern, segment);
 }
 
 /* The model that a ledger describes, without its segments. */
@@ -156,7 +157,7 @@ static int map_state(struct model *m, const struct keeper_group *g, struct shd_e
                      &m->state, e);
     if (r != SHD_OK)
         return r;
-    if (m->kern->ops->place == SEGMENT_HOST)
+    if (m->kern->ops->place == SEGMENT_HOST && !m->state.file)
         segment_look_huge(&m->state);
     model_find_trail(m);
     if (g->fd[KEEPER_SPILL] >= 0)
@@ -257,6 +258,7 @@ static void resume_model(struct daemon *d, struct model *m)
     board_set_step(m->board, step_now(m->core), step_phase(m->core));
     board_set_attempt(m->board, step_collecting(m->core), ledger_resets(m->ledger) + 1);
     snapshots_say(m);
+    keeper_segment_behind(d->keeper, &m->state, 0, m->state.bytes);
     for (uint32_t u = 0; u < m->spec->unit_count; u++) {
         step_resume(m->core, u, &actions);
         apply_actions(m, &actions); /* completions wait until the loop runs */
@@ -294,7 +296,7 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     if (r != SHD_OK) {
         put_unadopt(m);
         snapshots_unadopt(m);
-        unmap_part(d->kern, &m->state);
+        unmap_state(d, &m->state);
         unmap_host(&m->spill->segment);
         m->kept.spare_fd = -1; /* the group's, which keeps it */
         model_free(m);

@@ -168,19 +168,48 @@ static struct kern_op op_of(struct model_unit *mu)
                                        .elems = elems } };
 }
 
+/* The kernel that is queued touches all that the unit has, or the sum of its gradients alone. */
+static bool touches_all(const struct model_unit *mu)
+{
+    return mu->kind == MODEL_APPLY || mu->kind == MODEL_PUT || mu->kind == MODEL_PUBLISH;
+}
+
+/* over: the unit is updated. */
+static void let_go_of_pages(struct model_unit *mu, bool over)
+{
+    if (mu->paged != MODEL_PAGED_NONE)
+        capture_worked(mu->model, mu->unit, mu->paged == MODEL_PAGED_ALL, over);
+    mu->paged = MODEL_PAGED_NONE;
+}
+
+/* This thread may wait for no disk. */
+static int run_here(struct model_unit *mu, const struct kern_op *op, struct shd_err *e)
+{
+    const struct model *m = mu->model;
+    int status;
+    if (m->state.file)
+        return SHD_PENDING;
+    const int here = m->kern->ops->run_here(m->kern, op, &status, e);
+    if (here == SHD_OK)
+        task_post_here(&mu->task, status);
+    return here;
+}
+
 static int submit(struct model_unit *mu, struct shd_err *e)
 {
     struct model *m = mu->model;
     const bool updates = mu->kind == MODEL_APPLY || mu->kind == MODEL_PUT;
-    const int r = updates ? capture_before_update(m, mu->unit, e) : SHD_OK;
+    int r = capture_before_work(m, mu->unit, updates, touches_all(mu), e);
     if (r != SHD_OK)
         return r;
+    mu->paged = touches_all(mu) ? MODEL_PAGED_ALL : MODEL_PAGED_SUM;
     const struct kern_op op = op_of(mu);
-    int status;
-    const int here = m->kern->ops->run_here(m->kern, &op, &status, e);
-    if (here == SHD_OK)
-        task_post_here(&mu->task, status);
-    return here == SHD_PENDING ? m->kern->ops->submit(m->kern, &op, &mu->task.done, e) : here;
+    r = run_here(mu, &op, e);
+    if (r == SHD_PENDING)
+        r = m->kern->ops->submit(m->kern, &op, &mu->task.done, e);
+    if (r != SHD_OK)
+        let_go_of_pages(mu, /* over= */ false);
+    return r;
 }
 
 static void work_failed(struct model_unit *mu, int status, const char *why)
@@ -281,6 +310,7 @@ static void work_done(struct task *task)
     struct step_actions actions;
     if (m->use.dropped)
         return; /* remains.h: nobody wants it */
+    let_go_of_pages(mu, touches_all(mu));
     if (task->status != SHD_OK) {
         struct shd_err why;
         kern_explain(m->kern, task->status, &why, "its work on the device");

@@ -3,6 +3,7 @@
 
 #include "daemon/model/checkpoint.h"
 #include "daemon/model/model.h"
+#include "daemon/model/paging.h"
 #include "daemon/model/pin.h"
 #include "daemon/model/snapshots.h"
 
@@ -12,6 +13,17 @@ int capture_before_update(struct model *m, uint32_t unit, struct shd_err *e)
     if (r == SHD_OK)
         r = pins_before_update(m, unit, e);
     return r == SHD_OK ? snapshots_before_update(m, e) : r;
+}
+
+int capture_before_work(struct model *m, uint32_t unit, bool updates, bool all, struct shd_err *e)
+{
+    const int r = updates ? capture_before_update(m, unit, e) : SHD_OK;
+    return r == SHD_OK ? paging_begin(m, unit, all, e) : r;
+}
+
+void capture_worked(struct model *m, uint32_t unit, bool all, bool over)
+{
+    paging_done(m, unit, all, over);
 }
 
 void capture_moved(struct model *m)
@@ -35,7 +47,8 @@ void capture_forget_session(struct model *m, const struct session *s)
 bool capture_is_idle(const struct model *m)
 {
     struct pin_shown pins[PINS_MAX];
-    return m->checkpoint == NULL && pins_show(m, pins) == 0 && snapshots_are_idle(m);
+    return m->checkpoint == NULL && pins_show(m, pins) == 0 && snapshots_are_idle(m) &&
+           paging_is_idle(m);
 }
 
 void capture_free(struct model *m)

@@ -7,9 +7,9 @@
 #include "daemon/base/keeper.h"
 #include "daemon/core/ledger.h"
 #include "daemon/model/model.h"
+#include "daemon/model/paging.h"
 #include "daemon/model/spare.h"
 #include "kernels/kern.h"
-#include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/share/board.h"
 #include "proto/share/owner_bytes.h"
@@ -28,7 +28,8 @@ static int check_room(const struct model *m, const struct ledger_shape *shape, s
     const struct kern_ops *ops = m->kern->ops;
     const struct owner_ask ask = { .spec_bytes = shape->spec_bytes,
                                    .returns = shape->micros,
-                                   .keeper = spare_bytes_first(m) > 0 };
+                                   .keeper = spare_bytes_first(m) > 0,
+                                   .on_file = m->state.file };
     const struct owner_bytes b = owner_bytes(m->map, &ask);
     if (ops->place == SEGMENT_HOST)
         return reserve_check(b.all - m->json.segment.bytes, RESERVE_SPARED, e); /* it is taken */
@@ -61,7 +62,7 @@ static int make_segments(struct model *m, const struct ledger_shape *shape, stru
     int r = ledger_bytes(shape, &bytes, e);
     if (r == SHD_OK)
         r = check_room(m, shape, e);
-    if (r == SHD_OK)
+    if (r == SHD_OK && !m->state.file)
         r = m->kern->ops->segment_new(m->kern, "shardd-state", SEGMENT_STATE, shape->state_bytes,
                                       &m->state, e);
     if (r == SHD_OK)
@@ -84,22 +85,46 @@ static int store_kept(struct model *m, struct shd_err *e)
                   { KEEPER_SPARE, m->kept.spare_fd } };
     int r = SHD_OK;
     m->kept.stored = true; /* one of them at least, from here on */
-    for (size_t i = 0; i < ARRAY_SIZE(parts) && r == SHD_OK; i++)
+    for (size_t i = 0; i < sizeof parts / sizeof *parts && r == SHD_OK; i++)
         if (parts[i].fd >= 0)
             r = keeper_store(m->kept.keeper, m->kept.instance, parts[i].part, parts[i].fd, e);
     return r;
 }
 
+/* Before the lock, for a disk takes its time. */
+static int make_state_file(struct model *m, uint64_t bytes, struct shd_err *e)
+{
+    const struct keeper *k = m->kept.keeper;
+    if (m->kern->ops->place != SEGMENT_HOST || !keeper_on_file(k, KEEPER_STATE))
+        return SHD_OK;
+    const int r = keeper_segment_new(k, KEEPER_STATE, SEGMENT_STATE, bytes, &m->state, e);
+    FAIL_POINT("model:file:after");
+    return r;
+}
+
 int memory_make(struct model *m, const struct ledger_shape *shape, struct shd_err *e)
 {
+    int r = make_state_file(m, shape->state_bytes, e);
+    if (r != SHD_OK)
+        return r;
     reserve_lock();
-    const int r = make_segments(m, shape, e);
+    r = make_segments(m, shape, e);
     reserve_unlock();
     if (r != SHD_OK)
         return r;
     ledger_init(m->ledger, m->ledger_segment.base, shape);
     FAIL_POINT("model:segments:after");
     return store_kept(m, e);
+}
+
+int memory_page(struct model *m, struct shd_err *e)
+{
+    return m->state.file && m->kept.paging == NULL ? paging_new(m, e) : SHD_OK;
+}
+
+void memory_passed(struct model *m, uint64_t bytes)
+{
+    paging_passed(m, bytes);
 }
 
 int memory_share_again(struct model *m, struct shd_err *e)
@@ -125,5 +150,9 @@ void memory_free(struct model *m)
     segment_close(&m->board_segment);
     m->kern->ops->segment_close(m->kern, &m->publish);
     segment_close(&m->ledger_segment);
-    m->kern->ops->segment_close(m->kern, &m->state);
+    if (m->state.file)
+        keeper_segment_close(m->kept.keeper, &m->state);
+    else
+        m->kern->ops->segment_close(m->kern, &m->state);
+    paging_free(m);
 }

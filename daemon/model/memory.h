@@ -10,6 +10,8 @@
 #ifndef SHD_MODEL_MEMORY_H
 #define SHD_MODEL_MEMORY_H
 
+#include <stdint.h>
+
 struct ledger_shape;
 struct model;
 struct shd_err;
@@ -20,6 +22,13 @@ int memory_init(struct model *m, struct shd_err *e);
 /* State, ledger, publish, board, spare. Waits for the keeper. Errors: SHD_ENOMEM, SHD_EIO,
  * SHD_ERANGE, SHD_ETIMEDOUT. */
 int memory_make(struct model *m, const struct ledger_shape *shape, struct shd_err *e);
+
+/* Once the state is mapped: what says which pages of one on a file are in memory (paging.h).
+ * Errors: SHD_ENOMEM. */
+int memory_page(struct model *m, struct shd_err *e);
+
+/* As paging_passed(). */
+void memory_passed(struct model *m, uint64_t bytes);
 
 /* Publish and board of an adopted model, out of its predecessor's spare memory. Errors: SHD_ENOMEM,
  * SHD_EIO. */

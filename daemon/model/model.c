@@ -213,6 +213,8 @@ int model_core(struct model *m, struct shd_err *e)
             step_means(m->core, u);
     const int ramped = step_ramp(m->core, m->spec->ramp, m->spec->accumulate, e);
     int r = make_lease(m, lease, e);
+    if (r == SHD_OK)
+        r = memory_page(m, e);
     const struct settings_kept *kept = step_settings_kept(m->core);
     r = r == SHD_OK ? ramped : r;
     if (r == SHD_OK && kept != NULL)
@@ -539,6 +541,7 @@ static bool init_next(struct model *m)
         pieces += more > 0;
         elems += more;
     }
+    memory_passed(m, elems * sizeof(float));
     f->waits = r == SHD_EBUSY && pieces == 0;
     if (f->waits)
         m->daemon->kernel_full = true;

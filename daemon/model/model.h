@@ -25,6 +25,7 @@ struct model_fill;
 struct model_hypers;
 struct model_unit;
 struct op;
+struct paging;
 struct pins;
 struct put;
 struct session;
@@ -43,9 +44,10 @@ struct model_kept {              /* what outlives this process */
     uint64_t instance;           /* random; the keeper's names of the segments carry it */
     int spare_fd;                /* owned: memory for a successor (spare.h); -1: none */
     _Atomic uint64_t spare_bytes;
-    bool stored;    /* with the keeper */
-    bool adopted;   /* from a predecessor */
-    bool one_count; /* as model_home, where it is made here */
+    struct paging *paging; /* owned: of a state on a file (paging.h); NULL: it is in memory */
+    bool stored;           /* with the keeper */
+    bool adopted;          /* from a predecessor */
+    bool one_count;        /* as model_home, where it is made here */
 };
 
 struct model_trail {              /* of all units' work */
@@ -78,6 +80,8 @@ struct model_use {
     uint32_t shows;       /* that count something of it now */
     uint32_t inboxes;     /* of all sessions, those included that are being closed */
     uint64_t inbox_bytes; /* of all sessions, now */
+    uint64_t snapshot_bytes, snapshot_file_bytes; /* of these, in memory and on files */
+    uint64_t paged_bytes;                         /* of a state on a file, in memory (paging.h) */
 };
 
 struct model {

@@ -22,6 +22,8 @@ enum model_work_kind {
     MODEL_PUBLISH
 };
 
+enum model_paged { MODEL_PAGED_NONE, MODEL_PAGED_SUM, MODEL_PAGED_ALL };
+
 /* Of the slice's part of the mean gradient. */
 struct unit_norm {
     uint64_t step; /* plus 1; 0: of none, nothing is known */
@@ -44,6 +46,7 @@ struct model_unit {
     float *acc;                      /* of the slice, in the state segment; NULL: frozen */
     uint64_t first_chunk;            /* of the slice in the trail's chunk words; */
     uint64_t ema_chunk;              /* of its average, if the model has one */
+    uint8_t paged;           /* enum model_paged: what of it paging.h was told that is in use */
     bool publish_whole;      /* its update was begun by a predecessor, into another segment */
     uint8_t put_left;        /* bits of the arrays that are to be copied, the lowest now */
     struct model_unit *next; /* in the backlog */

@@ -16,6 +16,7 @@
 #include "daemon/model/adopt.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
+#include "daemon/model/paging.h"
 #include "daemon/model/replace.h"
 #include "daemon/model/restore_in.h"
 #include "daemon/net/op.h"
@@ -273,6 +274,7 @@ static void read_pieces(uv_work_t *work)
     }
     while (buffer != NULL && next_piece(w, &piece)) {
         const int r = restore_in_read(&w->in, w->model, &piece, buffer, &bytes, &e);
+        paging_passed(w->model, piece.elems * sizeof(float));
         piece_read(w, r, &e, bytes, piece.elems);
     }
     free(buffer);

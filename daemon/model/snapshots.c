@@ -55,6 +55,7 @@ struct snapshot {
     enum snapshot_state state;
     uint64_t step;
     struct segment segment; /* owned; NONE: closed */
+    bool used;              /* something was copied to it */
 };
 
 struct snapshots {
@@ -170,13 +171,36 @@ static void give_up(struct snapshot *item)
     item->state = SNAPSHOT_FREE;
 }
 
+/* After one was made, or is no more. */
+static void count_bytes(const struct snapshots *s)
+{
+    struct model_use *use = &s->model->use;
+    use->snapshot_bytes = use->snapshot_file_bytes = 0;
+    for (uint32_t i = 0; i < LEDGER_SNAPSHOTS; i++)
+        if (s->items[i].state != SNAPSHOT_NONE)
+            *(s->items[i].segment.file ? &use->snapshot_file_bytes
+                                       : &use->snapshot_bytes) += s->items[i].segment.bytes;
+}
+
 static void close_item(struct snapshots *s, uint32_t index)
 {
     const struct model_kept *kept = &s->model->kept;
     keeper_remove_part(kept->keeper, kept->instance,
                        (enum keeper_part)(KEEPER_SNAPSHOT + (int)index));
-    segment_close(&s->items[index].segment);
-    s->items[index].state = SNAPSHOT_NONE;
+    keeper_segment_close(kept->keeper, &s->items[index].segment);
+    s->items[index] = (struct snapshot){ .segment = SEGMENT_CLOSED };
+    count_bytes(s);
+}
+
+/* Of one on a file the arrays are not needed in memory: whoever goes back reads them. What comes
+ * before them is looked at by this thread, and stays. Nor are those of a state on a file, which
+ * were copied. */
+static void leave_to_disk(const struct snapshots *s, const struct snapshot *item)
+{
+    const struct model *m = s->model;
+    const uint64_t at = state_at(m);
+    keeper_segment_behind(m->kept.keeper, &item->segment, at, item->segment.bytes - at);
+    keeper_segment_behind(m->kept.keeper, &m->state, 0, m->state.bytes);
 }
 
 static struct snapshot *find_oldest(struct snapshots *s, uint32_t *ret_count)
@@ -195,7 +219,8 @@ static struct snapshot *find_oldest(struct snapshots *s, uint32_t *ret_count)
     return oldest;
 }
 
-/* Keep so many as there are to be, and memory for one more. */
+/* Keep so many as there are to be, and memory for one more. A file that was written goes: to write
+ * it again it would be read, and a new one costs no time. */
 static void trim(struct snapshots *s)
 {
     uint32_t count, spare = 0;
@@ -203,8 +228,10 @@ static void trim(struct snapshots *s)
     while ((oldest = find_oldest(s, &count)) != NULL && count > keep_of(s->model))
         give_up(oldest);
     for (uint32_t i = 0; i < LEDGER_SNAPSHOTS; i++) {
-        spare += s->items[i].state == SNAPSHOT_FREE;
-        if (s->items[i].state == SNAPSHOT_FREE && spare > 1)
+        const struct snapshot *item = &s->items[i];
+        if (item->state != SNAPSHOT_FREE)
+            continue;
+        if ((item->segment.file && item->used) || ++spare > 1)
             close_item(s, i);
     }
 }
@@ -222,6 +249,7 @@ void snapshot_rewound(struct model *m, uint64_t step)
     FAIL_POINT("rewind:words");
     step_rewind_done(m->ledger, &h->record, h->updates,
                      (const uint8_t *)item->segment.base + blob_at(m));
+    leave_to_disk(s, item);
 }
 
 void snapshots_say(const struct model *m)
@@ -239,15 +267,15 @@ static void make(uv_work_t *work)
     struct snapshots *s = work->data;
     const struct model *m = s->model;
     FAIL_POINT("snapshot:make");
-    s->status = segment_new("shardd-snapshot", SEGMENT_STAGE, all_bytes(m), &s->made, &s->err);
+    const enum keeper_part part = (enum keeper_part)(KEEPER_SNAPSHOT + (int)s->making);
+    s->status = keeper_segment_new(m->kept.keeper, part, SEGMENT_STAGE, all_bytes(m), &s->made,
+                                   &s->err);
     if (s->status != SHD_OK)
         return;
     *(struct head *)s->made.base = (struct head){ .magic = SNAPSHOT_MAGIC,
                                                   .units = m->ledger->head->units,
                                                   .state_bytes = snapshot_state_bytes(m) };
-    s->status = keeper_store(m->kept.keeper, m->kept.instance,
-                             (enum keeper_part)(KEEPER_SNAPSHOT + (int)s->making), s->made.fd,
-                             &s->err);
+    s->status = keeper_store(m->kept.keeper, m->kept.instance, part, s->made.fd, &s->err);
     if (s->status != SHD_OK)
         segment_close(&s->made);
 }
@@ -261,13 +289,14 @@ static void made(uv_work_t *work, int cancelled)
     s->making = NONE;
     if (s->status != SHD_OK) {
         log_warn("op=snapshot model=%s status=%s why=\"%s\""
-                 " do=\"nothing: training goes on; a snapshot needs as much memory as the state\"",
+                 " do=\"nothing: training goes on; a snapshot needs as much room as the state\"",
                  m->spec->name, status_name(s->status), s->err.text);
         return;
     }
     item->segment = s->made;
     item->state = SNAPSHOT_FREE;
     s->made = SEGMENT_CLOSED;
+    count_bytes(s);
     if (!m->daemon->stopping)
         snapshots_moved(m);
 }
@@ -315,6 +344,7 @@ static void done(struct snapshots *s, int status)
     atomic_store_explicit(&head_of(item)->ready, 1, memory_order_release);
     FAIL_POINT("snapshot:ready:after");
     item->state = SNAPSHOT_READY;
+    leave_to_disk(s, item);
     trim(s);
     log_info("op=snapshot model=%s step=%" PRIu64 " bytes=%" PRIu64, m->spec->name, item->step,
              item->segment.bytes);
@@ -360,6 +390,7 @@ static void begin(struct snapshots *s, uint64_t step)
     FAIL_POINT("snapshot:head");
     item->state = SNAPSHOT_COPYING;
     item->step = step;
+    item->used = true;
     s->copying = index;
     if (s->want == step)
         s->want = UINT64_MAX;
@@ -524,7 +555,7 @@ void snapshots_free(struct model *m)
     if (s == NULL)
         return;
     for (uint32_t i = 0; i < LEDGER_SNAPSHOTS; i++)
-        segment_close(&s->items[i].segment);
+        keeper_segment_close(m->kept.keeper, &s->items[i].segment);
     segment_close(&s->made);
     free(s->rewind);
     free(s);
@@ -547,11 +578,10 @@ static int adopt_one(struct model *m, int fd, struct snapshot *item, struct shd_
     struct stat st;
     if (fstat(fd, &st) != 0 || st.st_size < 0 || (uint64_t)st.st_size != all_bytes(m))
         return err_set(e, SHD_ESEGMENT, "a snapshot is not of %" PRIu64 " bytes", all_bytes(m));
-    int r = segment_check(fd, SEGMENT_STAGE, all_bytes(m), e);
-    if (r == SHD_OK)
-        r = segment_map(fd, SEGMENT_STAGE, all_bytes(m), &item->segment, e);
+    const int r = keeper_segment_map(fd, SEGMENT_STAGE, all_bytes(m), &item->segment, e);
     if (r != SHD_OK)
         return r;
+    item->used = true;
     struct head *h = head_of(item);
     item->state = is_good(m, h) ? SNAPSHOT_READY : SNAPSHOT_FREE;
     item->step = h->record.step;
@@ -591,6 +621,8 @@ int snapshots_adopt(struct model *m, struct keeper_group *g, struct shd_err *e)
 void snapshots_adopted(struct model *m, struct keeper_group *g)
 {
     const struct snapshots *s = snapshots_of(m);
+    if (s != NULL)
+        count_bytes(s);
     for (int i = 0; i < KEEPER_SNAPSHOTS; i++) {
         int *fd = &g->fd[KEEPER_SNAPSHOT + i];
         if (*fd < 0 || (s != NULL && s->items[i].state != SNAPSHOT_NONE))

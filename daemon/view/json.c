@@ -84,6 +84,20 @@ static json_t *bytes_json(const struct view_model *vm)
                      (json_int_t)vm->bytes.spare, "huge", (json_int_t)vm->bytes.huge);
 }
 
+/* What is on files, and snapshots in memory. */
+static void add_files(json_t *bytes, const struct view_model *vm)
+{
+    json_object_set_new(bytes, "snapshots", json_integer((json_int_t)vm->bytes.snapshots));
+    json_object_set_new(bytes, "state_on_files", json_integer((json_int_t)vm->bytes.file_state));
+    json_object_set_new(bytes, "snapshots_on_files",
+                        json_integer((json_int_t)vm->bytes.file_snapshots));
+}
+
+static json_t *homes_json(const struct view_daemon *d)
+{
+    return json_pack("{s:s, s:s}", "state", d->state_home, "snapshots", d->snapshots_home);
+}
+
 static json_t *ms_or_null(bool seen, uint64_t ns)
 {
     return seen ? json_real((double)ns * MS_PER_NS) : json_null();
@@ -238,6 +252,8 @@ static json_t *verified_json(const struct view_model *vm)
 
 static json_t *model_json(const struct view_model *vm, const struct view_snapshot *s, bool brief)
 {
+    json_t *bytes = bytes_json(vm);
+    add_files(bytes, vm);
     json_t *model = json_pack(
         "{s:s, s:b, s:b, s:s, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, "
         "s:o, s:o, s:o, s:o, s:o}",
@@ -247,13 +263,16 @@ static json_t *model_json(const struct view_model *vm, const struct view_snapsho
         (json_int_t)vm->owners, "elems", (json_int_t)vm->elems, "micro_batches",
         (json_int_t)vm->returns, "expected", (json_int_t)vm->expected, "returned",
         (json_int_t)vm->returned, "waiting", (json_int_t)vm->waiting, "units",
-        units_json(vm, brief), "bytes", bytes_json(vm), "rates", rates_json(&vm->rates), "times_ms",
+        units_json(vm, brief), "bytes", bytes, "rates", rates_json(&vm->rates), "times_ms",
         times_json(&vm->metrics), "leases",
         brief ? json_integer((json_int_t)vm->lease_count) : leases_json(vm, s->taken_ns),
         "checkpoint", checkpoint_json(vm), "saved", saved_json(&vm->metrics, s->taken_ns),
         "hold_step", hold_json(vm, s->draining));
     if (model != NULL)
         json_object_set_new(model, "pins", pins_json(vm));
+    if (model != NULL)
+        json_object_set_new(model, "state_on",
+                            json_string(vm->bytes.file_state > 0 ? "file" : "memory"));
     if (model != NULL)
         add_record(model, &vm->last.sealed);
     if (model != NULL)
@@ -385,6 +404,7 @@ static json_t *document(const struct view_snapshot *s, uint64_t now_ns, enum len
         json_decref(sessions);
         return NULL;
     }
+    json_object_set_new(root, "homes", homes_json(&s->daemon));
     json_object_set_new(root, "models", models);
     if (length >= LENGTH_LEAST) {
         json_decref(sessions);

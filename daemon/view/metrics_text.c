@@ -120,14 +120,28 @@ static void write_memory(const struct page *p)
         const struct {
             const char *kind;
             uint64_t bytes;
-        } kinds[] = { { "state", m->bytes.state },   { "publish", m->bytes.publish },
-                      { "inbox", m->bytes.inbox },   { "board", m->bytes.board },
-                      { "ledger", m->bytes.ledger }, { "spec", m->bytes.spec },
-                      { "spill", m->bytes.spill },   { "spare", m->bytes.spare } };
+        } kinds[] = { { "state", m->bytes.state },        { "publish", m->bytes.publish },
+                      { "inbox", m->bytes.inbox },        { "board", m->bytes.board },
+                      { "ledger", m->bytes.ledger },      { "spec", m->bytes.spec },
+                      { "spill", m->bytes.spill },        { "spare", m->bytes.spare },
+                      { "snapshots", m->bytes.snapshots } };
         for (size_t k = 0; k < ARRAY_SIZE(kinds); k++)
             fprintf(p->out,
                     "shardd_memory_bytes{device=\"%s\",model=\"%s\",kind=\"%s\"} %" PRIu64 "\n",
                     p->device, m->spec->name, kinds[k].kind, kinds[k].bytes);
+    }
+}
+
+static void write_files(const struct page *p)
+{
+    begin_family(p, "file_bytes", "gauge", "Of a model's segments on files.");
+    for (uint32_t i = 0; i < p->s->model_count; i++) {
+        const struct view_model *m = &p->s->models[i];
+        fprintf(p->out,
+                "shardd_file_bytes{device=\"%s\",model=\"%s\",kind=\"state\"} %" PRIu64
+                "\nshardd_file_bytes{device=\"%s\",model=\"%s\",kind=\"snapshots\"} %" PRIu64 "\n",
+                p->device, m->spec->name, m->bytes.file_state, p->device, m->spec->name,
+                m->bytes.file_snapshots);
     }
 }
 
@@ -346,6 +360,7 @@ int metrics_text(const struct view_snapshot *s, char **ret_text, size_t *ret_byt
     write_models(&p);
     write_build(&p);
     write_memory(&p);
+    write_files(&p);
     write_pins(&p);
     write_room(&p);
     write_ages(&p);

@@ -9,6 +9,8 @@
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 
+_Static_assert(VIEW_HOME_BYTES == KEEPER_HOME_BYTES, "a home's text fits");
+
 struct view_daemon view_daemon_of(const struct daemon *d)
 {
     const struct kern_ops *ops = d->kern->ops;
@@ -20,6 +22,8 @@ struct view_daemon view_daemon_of(const struct daemon *d)
                              .gpu = ops->place != SEGMENT_HOST ? ops->product : NULL,
                              .threads = d->threads,
                              .adopt = d->adopt };
+    keeper_home(d->keeper, KEEPER_STATE, v.state_home);
+    keeper_home(d->keeper, KEEPER_SNAPSHOT, v.snapshots_home);
     snprintf(v.gpu_uuid, sizeof v.gpu_uuid, /* as a GPU's tools write it */
              "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
              u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],

@@ -21,7 +21,8 @@ struct verify_state;
 #define VIEW_MISSING_MAX 64u  /* missing groups that are looked into */
 #define VIEW_NAME_BYTES  128u /* of a session */
 #define VIEW_KERNELS_MAX 32u
-#define VIEW_PINS_MAX    2u /* PINS_MAX */
+#define VIEW_PINS_MAX    2u   /* PINS_MAX */
+#define VIEW_HOME_BYTES  520u /* KEEPER_HOME_BYTES */
 
 struct view_unit {
     uint64_t elems, version;
@@ -87,7 +88,8 @@ struct view_model {
     uint32_t returns; /* of the step: gradients that each unit gets */
     uint64_t expected, returned, waiting;
     struct {
-        uint64_t state, publish, inbox, board, ledger, spec, spill, spilled, spare, huge;
+        uint64_t state, publish, inbox, board, ledger, spec, spill, spilled, spare, huge, snapshots;
+        uint64_t file_state, file_snapshots; /* on files: of such a state `state` is in memory */
     } bytes;
     struct {
         struct step_prepared sealed;
@@ -141,6 +143,7 @@ struct view_daemon { /* what never changes */
     char gpu_uuid[48];
     uint32_t threads;
     const struct adopt *adopt; /* borrowed: it was over before anybody could ask */
+    char state_home[VIEW_HOME_BYTES], snapshots_home[VIEW_HOME_BYTES];
 };
 
 struct view_kernel {                 /* a kind of work that was timed by two instruction sets */

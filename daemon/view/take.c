@@ -142,7 +142,10 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->expected = step_cells(m->core);
     vm->returned = step_cells_in(m->core);
     vm->waiting = step_cells_waiting(m->core);
-    vm->bytes.state = m->state.bytes;
+    vm->bytes.state = m->state.file ? m->use.paged_bytes : m->state.bytes;
+    vm->bytes.file_state = m->state.file ? m->state.bytes : 0;
+    vm->bytes.snapshots = m->use.snapshot_bytes;
+    vm->bytes.file_snapshots = m->use.snapshot_file_bytes;
     vm->bytes.publish = m->publish.bytes;
     vm->bytes.inbox = m->use.inbox_bytes;
     vm->bytes.board = m->board_segment.bytes;

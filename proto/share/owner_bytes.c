@@ -18,6 +18,7 @@
 #define METRICS_BYTES UINT64_C(64)
 #define BLOBS_BYTES   (UINT64_C(2) * 768 * 1024)
 #define MORE_BYTES    (2 * (16 + DECISION_GROUPS_MAX * DECISION_RATES * UINT64_C(8)))
+#define WINDOW_UNITS  3u
 #define SET_BYTES     (layout_align(2 * sizeof(struct settings_kept), 64) + 64)
 
 /* Those of an average are of the same units' slices. */
@@ -50,6 +51,16 @@ uint64_t owner_ledger_bytes(const struct shardmap *map, const struct owner_ask *
     return layout_align(at, SHD_PAGE_BYTES);
 }
 
+uint64_t owner_window_bytes(const struct shardmap *map)
+{
+    const uint64_t state = shardmap_state_bytes(map);
+    uint64_t most = 0;
+    for (uint32_t u = 0; u < map->units; u++)
+        most = map->slice[u].elems > most ? map->slice[u].elems : most;
+    const uint64_t window = WINDOW_UNITS * (map->arrays + 1) * most * sizeof(float);
+    return window < state ? window : state;
+}
+
 struct owner_bytes owner_bytes(const struct shardmap *map, const struct owner_ask *ask)
 {
     struct owner_bytes b = {
@@ -64,7 +75,10 @@ struct owner_bytes owner_bytes(const struct shardmap *map, const struct owner_as
         .spill_max = ask->returns * map->train_elems * sizeof(float),
     };
     b.spare = ask->keeper ? b.publish + b.board + b.inbox : 0;
-    b.all = b.state + b.ledger + b.publish + b.board + b.spec + b.inbox + b.spare;
+    b.window = ask->on_file ? owner_window_bytes(map) : 0;
+    b.file = ask->on_file ? b.state : 0;
+    b.all = b.state - b.file + b.window + b.ledger + b.publish + b.board + b.spec + b.inbox +
+            b.spare;
     return b;
 }
 

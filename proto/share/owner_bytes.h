@@ -18,6 +18,7 @@ struct owner_ask {
     uint32_t sessions;   /* that train it, each with */
     uint32_t slots;      /* so many slots; 0: none */
     bool keeper;         /* a successor may adopt it: memory is kept spare for that */
+    bool on_file;        /* the state is: `shardd --state file:DIR` */
 };
 
 struct owner_bytes {
@@ -25,11 +26,17 @@ struct owner_bytes {
     uint64_t spec;                          /* that no message holds: its segment; else 0 */
     uint64_t inbox;                         /* of all sessions */
     uint64_t spare;
-    uint64_t all;       /* of these */
+    uint64_t window;    /* of a state on a file: so much of it is in memory at most, else 0 */
+    uint64_t file;      /* on files, else 0 */
+    uint64_t all;       /* of these, in memory */
     uint64_t spill_max; /* more, at most, while gradients wait for slow workers */
 };
 
 struct owner_bytes owner_bytes(const struct shardmap *map, const struct owner_ask *ask);
+
+/* Of a state on a file, in memory and being written back: three times what the largest unit has in
+ * it, one that is computed, one that is read and one that is written; or all of it. */
+uint64_t owner_window_bytes(const struct shardmap *map);
 
 /* What the driver hands out memory by: its answer on all GPUs so far
  * (cuMemGetAllocationGranularity; daemons go by the answer). */

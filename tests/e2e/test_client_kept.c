@@ -22,8 +22,9 @@ static char dir[128];
 static void start(void)
 {
     snprintf(dir, sizeof dir, "%s/kept", base);
-    ctl(ARGS("up", "--daemons", "2", "--max-restarts", "1000", "--watchdog", "0", "--runtime-dir",
-             dir));
+    const char *state = getenv("SHD_TEST_STATE"); /* as ctest's client_kept_file has it */
+    ctl(ARGS("up", "--daemons", "2", "--max-restarts", "1000", "--watchdog", "0", "--state",
+             state != NULL ? state : "memory", "--runtime-dir", dir));
     EXPECT_EQ(run.code, 0);
 }
 

@@ -69,6 +69,13 @@ ExecStart=/opt/shardd/shardd --device %i --threads 1
 StandardOutput=append:/opt/shardd/%i.log
 StandardError=inherit
 END
+    # One of them has its state on files, in the only place that its unit can write to.
+    mkdir "$box_root/etc/systemd/system/shardd@cpu1.service.d"
+    cat >"$box_root/etc/systemd/system/shardd@cpu1.service.d/state.conf" <<'END'
+[Service]
+ExecStart=
+ExecStart=/opt/shardd/shardd --device %i --threads 1 --state file:/var/lib/shardd --snapshots file:/var/lib/shardd
+END
     systemctl --root="$box_root" --quiet enable shardd@cpu0 shardd@cpu1
 }
 

@@ -36,7 +36,12 @@ void fixture_serve(const struct fixture *f, int index)
     struct daemon *d;
     struct shd_err e;
     const struct daemon_config config = {
-        .device = device, .runtime_dir = f->dir, .threads = 1, .pin = f->pin
+        .device = device,
+        .runtime_dir = f->dir,
+        .threads = 1,
+        .pin = f->pin,
+        .state = f->state != NULL ? f->state : getenv("SHD_TEST_STATE"),
+        .snapshots = f->snapshots != NULL ? f->snapshots : getenv("SHD_TEST_SNAPSHOTS"),
     };
     if (daemon_new(&config, &d, &e) != SHD_OK) {
         fprintf(stderr, "daemon %s: %s\n", device, e.text);

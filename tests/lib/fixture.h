@@ -20,6 +20,8 @@ struct fixture {
     int control;                              /* socket to it */
     const char *devices[FIXTURE_DAEMONS_MAX]; /* set before the start; NULL: cpu and its index */
     bool pin;                                 /* likewise */
+    const char *state, *snapshots;            /* likewise, as shardd takes them; NULL: what
+                                               * $SHD_TEST_STATE, $SHD_TEST_SNAPSHOTS say, or memory */
 };
 
 #define FIXTURE_DEVICE_BYTES 16

@@ -68,6 +68,7 @@ static const char plan_more[] = VERB_WHERE
 
 struct words { /* flags that are parsed further */
     const char *strategy, *prefetch, *grad_dtype, *path, *device;
+    const char *state;            /* memory or file */
     const char *deepspeed, *fsdp; /* a peer's configuration, or NULL */
     bool as_json, compare, automatic, calibrate;
 };
@@ -93,6 +94,9 @@ static int parse_words(const struct words *w, struct plan_ask *ask, struct shd_e
     if (w->grad_dtype != NULL && !dtype_valid(ask->policy.grad_dtype))
         return err_set(e, SHD_EINVAL, "--grad-dtype is '%s', must be f32, bf16 or f16",
                        w->grad_dtype);
+    ask->state_on_file = strcmp(w->state, "file") == 0;
+    if (!ask->state_on_file && strcmp(w->state, "memory") != 0)
+        return err_set(e, SHD_EINVAL, "--state is '%s', must be memory or file", w->state);
     ask->copies = strcmp(w->path, "copy") == 0;
     if (!ask->copies && strcmp(w->path, "map") != 0)
         return err_set(e, SHD_EINVAL, "--path is '%s', must be map or copy", w->path);
@@ -228,7 +232,7 @@ static int answer(struct plan_ask *ask, const struct words *w)
 int verb_plan(int argc, char **argv)
 {
     struct plan_ask ask = { .workers = 1, .policy = PLAN_POLICY_DEFAULT };
-    struct words w = { .path = "map" };
+    struct words w = { .path = "map", .state = "memory" };
     struct plan_policy *p = &ask.policy;
     const struct flag table[] = {
         VERB_ADDRESS_FLAGS(ask.address),
@@ -289,6 +293,8 @@ int verb_plan(int argc, char **argv)
           &ask.rates, 0, 0 },
         { "compute", 0, FLAG_REAL, "SECONDS", "of a micro-batch (an open model's as it trains)",
           &ask.compute_s, 1e-9, 1e6 },
+        { "state", 0, FLAG_STRING, "WHERE", "the daemons' state is in memory or file (memory)",
+          &w.state, 0, 0 },
         { "path", 0, FLAG_STRING, "P", "seconds are for path map or copy (map)", &w.path, 0, 0 },
         { "threads-per-daemon", 0, FLAG_U32, "T", "seconds are for so many (processors / N)",
           &ask.threads, 1, 256 },

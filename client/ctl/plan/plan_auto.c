@@ -82,7 +82,7 @@ static int try_question(const struct spec *spec, const struct plan_ask *ask,
                         .slots = plan_slots(spec, &held, &plan) };
     plan_free(&plan);
     if (!ask->offload || q->one_owner)
-        r = plan_owners(spec, q->one_owner ? 1 : ask->daemons, ask->workers, a.slots, &owners, e);
+        r = plan_owners(spec, ask, q->one_owner ? 1 : 0, a.slots, &owners, e);
     if (r != SHD_OK)
         return r;
     a.owner_bytes = ask->offload && !q->one_owner ? 0 : owner_bytes_of(ask, &owners);
@@ -122,8 +122,7 @@ static int need_with(const struct spec *spec, const struct plan_ask *ask, const 
                      uint32_t daemons, uint64_t *ret_bytes, struct shd_err *e)
 {
     struct plan_owners o = { .total_bytes = 0 };
-    const int r = ask->offload ? SHD_OK
-                               : plan_owners(spec, daemons, ask->workers, last->slots, &o, e);
+    const int r = ask->offload ? SHD_OK : plan_owners(spec, ask, daemons, last->slots, &o, e);
     *ret_bytes = last->worker_bytes + ask->activation_bytes + last->gpu_bytes +
                  (r == SHD_OK && !ask->offload ? owner_bytes_of(ask, &o) : 0);
     return r;

@@ -19,29 +19,32 @@
 
 #define UNITS_SHOWN_MAX 16u /* more: the middle is left out */
 
-int plan_owners(const struct spec *spec, uint32_t daemons, uint32_t workers, uint32_t slots,
-                struct plan_owners *ret_owners, struct shd_err *e)
+int plan_owners(const struct spec *spec, const struct plan_ask *ask, uint32_t daemons,
+                uint32_t slots, struct plan_owners *ret_owners, struct shd_err *e)
 {
     struct plan_owners o = { .total_bytes = 0 };
     char *json;
     int r = spec_dump(spec, &json, e);
     if (r != SHD_OK)
         return r;
-    const struct owner_ask ask = { .spec_bytes = strlen(json),
-                                   .returns = spec_returns(spec),
-                                   .sessions = workers,
-                                   .slots = slots,
-                                   .keeper = true };
+    const struct owner_ask each = { .spec_bytes = strlen(json),
+                                    .returns = spec_returns(spec),
+                                    .sessions = ask->workers,
+                                    .slots = slots,
+                                    .keeper = true,
+                                    .on_file = ask->state_on_file };
+    const uint32_t owners = daemons > 0 ? daemons : ask->daemons;
     free(json);
-    for (uint32_t owner = 0; owner < daemons; owner++) {
+    for (uint32_t owner = 0; owner < owners; owner++) {
         struct shardmap *map;
-        r = shardmap_new(spec, owner, daemons, &map, e);
+        r = shardmap_new(spec, owner, owners, &map, e);
         if (r != SHD_OK)
             return r;
-        const struct owner_bytes b = owner_bytes(map, &ask);
-        const struct owner_gpu_bytes on_gpu = owner_gpu_bytes(map, &ask);
+        const struct owner_bytes b = owner_bytes(map, &each);
+        const struct owner_gpu_bytes on_gpu = owner_gpu_bytes(map, &each);
         shardmap_free(map);
         o.total_bytes += b.all;
+        o.total_file_bytes += b.file;
         if (b.all > o.max.all)
             o.max = b;
         if (on_gpu.all > o.gpu_max.all)
@@ -152,22 +155,26 @@ static int print_owners(const struct spec *spec, const struct plan_ask *ask,
     struct plan_owners o;
     char state[TEXT_BYTES], publish[TEXT_BYTES], inbox[TEXT_BYTES], rest[TEXT_BYTES];
     char spare[TEXT_BYTES], all[TEXT_BYTES], total[TEXT_BYTES], spill[TEXT_BYTES];
-    const int r = plan_owners(spec, ask->daemons, ask->workers, slots, &o, e);
+    const int r = plan_owners(spec, ask, /* daemons= */ 0, slots, &o, e);
     if (r != SHD_OK)
         return r;
     fprintf(out,
-            "  Owner memory, %" PRIu32 " daemon%s: %s state + %s published + %s inboxes (%" PRIu32
+            "  Owner memory, %" PRIu32 " daemon%s: %s %s + %s published + %s inboxes (%" PRIu32
             " worker%s, %" PRIu32
             " slots)\n  + %s ledger, board and spec + %s spare for a successor = "
             "%s each at most, %s in all.\n"
             "  While gradients wait for a slow worker up to %s more each, in host memory;\n"
             "  for each step that readers have pinned (two at most) %s.\n",
-            ask->daemons, ask->daemons == 1 ? "" : "s", text_size(o.max.state, state),
-            text_size(o.max.publish, publish), text_size(o.max.inbox, inbox), ask->workers,
-            ask->workers == 1 ? "" : "s", slots,
+            ask->daemons, ask->daemons == 1 ? "" : "s",
+            text_size(ask->state_on_file ? o.max.window : o.max.state, state),
+            ask->state_on_file ? "of the state" : "state", text_size(o.max.publish, publish),
+            text_size(o.max.inbox, inbox), ask->workers, ask->workers == 1 ? "" : "s", slots,
             text_size(o.max.ledger + o.max.board + o.max.spec, rest), text_size(o.max.spare, spare),
             text_size(o.max.all, all), text_size(o.total_bytes, total),
             text_size(o.max.spill_max, spill), publish);
+    if (ask->state_on_file)
+        fprintf(out, "  On files: %s state each at most, %s in all.\n",
+                text_size(o.max.file, state), text_size(o.total_file_bytes, total));
     return SHD_OK;
 }
 
@@ -267,13 +274,15 @@ static json_t *json_ops(const struct plan *plan)
 static json_t *json_owners(const struct plan_ask *ask, const struct plan_owners *o)
 {
     return json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "daemons",
-        integer(ask->daemons), "state_bytes_max", integer(o->max.state), "publish_bytes_max",
-        integer(o->max.publish), "inbox_bytes_max", integer(o->max.inbox), "ledger_bytes_max",
-        integer(o->max.ledger), "board_bytes_max", integer(o->max.board), "spec_bytes_max",
-        integer(o->max.spec), "spare_bytes_max", integer(o->max.spare), "bytes_max",
-        integer(o->max.all), "spill_bytes_max", integer(o->max.spill_max), "pin_bytes_max",
-        integer(o->max.publish), "total_bytes", integer(o->total_bytes));
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "daemons",
+        integer(ask->daemons), "state_bytes_max", integer(o->max.state), "window_bytes_max",
+        integer(o->max.window), "file_bytes_max", integer(o->max.file), "total_file_bytes",
+        integer(o->total_file_bytes), "publish_bytes_max", integer(o->max.publish),
+        "inbox_bytes_max", integer(o->max.inbox), "ledger_bytes_max", integer(o->max.ledger),
+        "board_bytes_max", integer(o->max.board), "spec_bytes_max", integer(o->max.spec),
+        "spare_bytes_max", integer(o->max.spare), "bytes_max", integer(o->max.all),
+        "spill_bytes_max", integer(o->max.spill_max), "pin_bytes_max", integer(o->max.publish),
+        "total_bytes", integer(o->total_bytes));
 }
 
 int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
@@ -282,8 +291,8 @@ int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const s
     struct timeline t;
     struct plan_owners owners;
     json_t *crossing = NULL;
-    int r = plan_owners(spec, ask->daemons, ask->workers, plan_slots(spec, &ask->policy, plan),
-                        &owners, e);
+    int r = plan_owners(spec, ask, /* daemons= */ 0, plan_slots(spec, &ask->policy, plan), &owners,
+                        e);
     if (r == SHD_OK && ask->across != NULL)
         r = plan_hosts_json(spec, ask, ask->across, &crossing, e);
     if (r == SHD_OK)
@@ -392,7 +401,7 @@ static int compare_text(const struct spec *spec, const struct plan_ask *ask,
     char state[TEXT_BYTES], publish[TEXT_BYTES];
     struct plan_owners o;
     struct table t;
-    const int r = plan_owners(spec, ask->daemons, ask->workers, /* slots= */ 0, &o, e);
+    const int r = plan_owners(spec, ask, /* daemons= */ 0, /* slots= */ 0, &o, e);
     if (r != SHD_OK)
         return r;
     fprintf(out,

@@ -18,14 +18,14 @@ struct plan_clock;
 struct plan_owners {
     struct owner_bytes max;         /* of the daemon that holds most */
     struct owner_gpu_bytes gpu_max; /* likewise, were they on GPUs */
-    uint64_t total_bytes;           /* of all, what each holds */
+    uint64_t total_bytes;           /* of all, what each holds in memory */
+    uint64_t total_file_bytes;      /* and on files */
 };
 
-/* The memory of `daemons` owners that `workers` train on, with so many slots each (0: with none
- * yet).
- */
-int plan_owners(const struct spec *spec, uint32_t daemons, uint32_t workers, uint32_t slots,
-                struct plan_owners *ret_owners, struct shd_err *e);
+/* The memory of `daemons` owners (0: as asked) that ask's workers train on, with so many slots each
+ * (0: with none yet). */
+int plan_owners(const struct spec *spec, const struct plan_ask *ask, uint32_t daemons,
+                uint32_t slots, struct plan_owners *ret_owners, struct shd_err *e);
 
 int plan_print(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
                const struct plan_clock *clock, FILE *out, struct shd_err *e);

@@ -252,6 +252,8 @@ int verb_host(int argc, char **argv)
         .grace_s = 10,
         .max_restarts = 20,
         .watchdog_s = WATCHDOG_S_DEFAULT,
+        .state = "memory",
+        .snapshots = "memory",
     };
     const struct flag table[] = {
         { "cluster", 'c', FLAG_STRING, "FILE", "hosts, keys and devices, by `shardctl keys`",

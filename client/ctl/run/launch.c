@@ -126,6 +126,10 @@ int launch_daemon(struct run_child *c, struct shd_err *e)
         argv[6] = c->name;
         argv[7] = (char *)"--threads";
         argv[8] = count;
+        argv[9] = (char *)"--state";
+        argv[10] = (char *)r->options->state;
+        argv[11] = (char *)"--snapshots";
+        argv[12] = (char *)r->options->snapshots;
     }
     int rc = listen_environ(&c->kept, &r->daemon_env, e);
     /* No .files: with more descriptors than the limit its own loader could open nothing. */

@@ -23,6 +23,7 @@
 #include "client/ctl/run/resume.h"
 #include "client/ctl/run/supervise.h"
 #include "client/ctl/run/watchdog.h"
+#include "proto/share/segment_file.h"
 
 /* -- run -----------------------------------------------------------------------------------------
  */
@@ -92,6 +93,13 @@ static const char run_more[] =
     "  C        the code of the first worker that failed for good; 128 + N if signal N killed it\n"
     "  128 + N  signal N stopped the run\n";
 
+static int check_homes(const struct run_options *o, struct shd_err *e)
+{
+    struct segment_home home;
+    const int r = segment_home_parse("--state", o->state, &home, e);
+    return r == SHD_OK ? segment_home_parse("--snapshots", o->snapshots, &home, e) : r;
+}
+
 /* What flags say together. Returns an exit code and has said why, or CTL_OK. */
 static int check_run(const struct run_options *o, const char *resume)
 {
@@ -118,6 +126,8 @@ int verb_run(int argc, char **argv)
                              .grace_s = 10,
                              .watchdog_s = WATCHDOG_S_DEFAULT,
                              .max_restarts = 20,
+                             .state = "memory",
+                             .snapshots = "memory",
                              .checkpoint_every = 100 };
     const struct flag table[] = {
         { "daemons", 'n', FLAG_U32, "N", "daemons to start, named cpu0, cpu1, ... (1)", &o.daemons,
@@ -130,6 +140,10 @@ int verb_run(int argc, char **argv)
           0 },
         { "threads-per-daemon", 't', FLAG_U32, "T", "compute threads (processors / N)",
           &o.threads_per_daemon, 1, RUN_THREADS_MAX },
+        { "state", 0, FLAG_STRING, "WHERE",
+          "daemons' state: memory, or file:DIR on a disk (memory)", &o.state, 0, 0 },
+        { "snapshots", 0, FLAG_STRING, "WHERE", "their snapshots: memory, or file:DIR (memory)",
+          &o.snapshots, 0, 0 },
         { "timeout", 0, FLAG_U32, "SECONDS", "how long a daemon may take to be ready (60)",
           &o.timeout_s, 1, 86400 },
         { "max-restarts", 0, FLAG_U32, "N", "of one child in 10 s, then it waits; 0: none (20)",
@@ -166,7 +180,7 @@ int verb_run(int argc, char **argv)
     struct shd_err e = { 0 };
     if (say_options(level, format, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
-    if (devices_parse(list, o.daemons, &devices, &e) != SHD_OK)
+    if (check_homes(&o, &e) != SHD_OK || devices_parse(list, o.daemons, &devices, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
     o.daemons = devices.count;
     o.command = argv + rest;
@@ -352,6 +366,8 @@ int verb_up(int argc, char **argv)
         .grace_s = 10,
         .max_restarts = 20,
         .watchdog_s = WATCHDOG_S_DEFAULT,
+        .state = "memory",
+        .snapshots = "memory",
     };
     const struct flag table[] = {
         { "daemons", 'n', FLAG_U32, "N", "daemons to start, named cpu0, cpu1, ... (1)", &o.daemons,
@@ -362,6 +378,10 @@ int verb_up(int argc, char **argv)
           0 },
         { "threads-per-daemon", 't', FLAG_U32, "T", "compute threads (processors / N)",
           &o.threads_per_daemon, 1, RUN_THREADS_MAX },
+        { "state", 0, FLAG_STRING, "WHERE",
+          "daemons' state: memory, or file:DIR on a disk (memory)", &o.state, 0, 0 },
+        { "snapshots", 0, FLAG_STRING, "WHERE", "their snapshots: memory, or file:DIR (memory)",
+          &o.snapshots, 0, 0 },
         { "foreground", 'f', FLAG_BOOL, NULL, "stay here instead of a keeper in the background",
           &up.foreground, 0, 0 },
         { "timeout", 0, FLAG_U32, "SECONDS", "how long a daemon may take to be ready (60)",
@@ -386,7 +406,7 @@ int verb_up(int argc, char **argv)
     struct shd_err e = { 0 };
     if (say_options(level, format, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
-    if (devices_parse(list, o.daemons, &up.devices, &e) != SHD_OK)
+    if (check_homes(&o, &e) != SHD_OK || devices_parse(list, o.daemons, &up.devices, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
     o.daemons = up.devices.count;
     if (updir_path(wanted, path, &e) != SHD_OK)

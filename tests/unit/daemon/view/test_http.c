@@ -102,15 +102,16 @@ static void expect_fields(const json_t *object, const char *fields)
 
 static void expect_model(const json_t *m)
 {
-    expect_fields(m, "name:s ready:b adopted:b status:s step:i phase:s updates:i owner:i owners:i "
-                     "elems:i micro_batches:i expected:i returned:i waiting:i units:a bytes:o "
-                     "rates:o times_ms:o leases:a checkpoint:o? saved:o? hold_step:i? pins:a "
-                     "last_sum_norm:n? last_skipped:b "
-                     "metrics:a last_guard:o? stopped:o? loss:n? grad_norm:n? lr:n? settings:o? "
-                     "verify:o?");
+    expect_fields(
+        m, "name:s ready:b adopted:b status:s step:i phase:s updates:i owner:i owners:i "
+           "elems:i micro_batches:i expected:i returned:i waiting:i units:a bytes:o "
+           "rates:o times_ms:o leases:a checkpoint:o? saved:o? hold_step:i? pins:a state_on:s "
+           "last_sum_norm:n? last_skipped:b "
+           "metrics:a last_guard:o? stopped:o? loss:n? grad_norm:n? lr:n? settings:o? "
+           "verify:o?");
     expect_fields(json_object_get(m, "bytes"),
                   "state:i publish:i inbox:i board:i ledger:i spec:i spill:i spilled:i spare:i "
-                  "huge:i");
+                  "huge:i snapshots:i state_on_files:i snapshots_on_files:i");
     expect_fields(json_object_get(m, "rates"), "steps_per_s:n returns_per_s:n bytes_per_s:n");
     expect_fields(json_object_get(m, "times_ms"), "collect:n? decide:n? apply:n?");
     const json_t *unit;
@@ -125,13 +126,14 @@ TEST(status_has_every_documented_field)
     fixture_start(&daemons, 1, NULL);
     const pid_t workers[] = { start_worker(0, 3, UINT64_MAX), start_worker(1, 3, UINT64_MAX) };
     json_t *root = wait_for_step(0, 3);
-    expect_fields(
-        root, "schema:i version:s device:s place:s gpu:o? pid:i uptime_s:n time_s:n "
-              "stale_ms:n threads:i isa:s kernels:a "
-              "keeper:s adopted:o draining:b restore:o? requests:i bad_frames:i dropped_replies:i "
-              "repeated_replies:i ring_bytes:i "
-              "models:a sessions:a waits:a headline:o? errors:a");
+    expect_fields(root, "schema:i version:s device:s place:s gpu:o? pid:i uptime_s:n time_s:n "
+                        "stale_ms:n threads:i isa:s kernels:a "
+                        "keeper:s adopted:o homes:o draining:b restore:o? requests:i bad_frames:i "
+                        "dropped_replies:i "
+                        "repeated_replies:i ring_bytes:i "
+                        "models:a sessions:a waits:a headline:o? errors:a");
     EXPECT_EQ(json_integer_value(json_object_get(root, "schema")), 2);
+    expect_fields(json_object_get(root, "homes"), "state:s snapshots:s");
     EXPECT_EQ(json_integer_value(json_object_get(root, "ring_bytes")), 2 * 72 * 1024);
     EXPECT_EQ(json_integer_value(json_object_get(root, "pid")), daemons.pids[0]);
     expect_fields(json_object_get(root, "adopted"), "models:i at_s:n ms:n refused:a");

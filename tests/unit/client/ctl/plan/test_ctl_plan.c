@@ -181,6 +181,27 @@ TEST(json_has_the_documented_fields)
     json_decref(root);
 }
 
+TEST(state_on_files_takes_a_window_of_memory)
+{
+    json_t *memory = plan_json(EXAMPLE " --json --daemons 2");
+    json_t *file = plan_json(EXAMPLE " --json --daemons 2 --state file");
+    const long long state = json_at(memory, "owners", "state_bytes_max"),
+                    window = json_at(file, "owners", "window_bytes_max");
+    EXPECT_EQ(json_at(memory, "owners", "window_bytes_max"), 0);
+    EXPECT_EQ(json_at(memory, "owners", "file_bytes_max"), 0);
+    EXPECT_EQ(json_at(file, "owners", "file_bytes_max"), state);
+    EXPECT_EQ(json_at(file, "owners", "total_file_bytes"), 2 * state);
+    EXPECT(window > 0 && window < state);
+    EXPECT_EQ(json_at(file, "owners", "bytes_max"),
+              json_at(memory, "owners", "bytes_max") - state + window);
+    json_decref(memory);
+    json_decref(file);
+    expect_plan(EXAMPLE " --daemons 2 --state file", 0, " of the state + 2.0 MiB published");
+    EXPECT_HAS(output, "\n  On files: 8.0 MiB state each at most, 16.0 MiB in all.\n");
+    expect_plan(EXAMPLE " --state file:/tmp", 2, "--state is 'file:/tmp', must be memory or file");
+    expect_plan(EXAMPLE " --state disk", 2, "--state is 'disk', must be memory or file");
+}
+
 TEST(compare_puts_all_strategies_side_by_side)
 {
     expect_plan(EXAMPLE " --compare --max-live-units 2", 0,

@@ -1,0 +1,237 @@
+/* Daemons whose state and snapshots lie on files: the bits that memory has, over owners and kinds,
+ * a bounded part of it in memory, and what they say of it. What else holds for them are the tests
+ * that ctest runs a second time so (NAME_file). */
+#include <jansson.h>
+
+#include "proto/base/check.h"
+#include "proto/share/owner_bytes.h"
+#include "proto/share/shardmap.h"
+#include "proto/spec/spec_json.h"
+#include "tests/lib/adopt_toy.h"
+
+#define ON_FILES "file:/var/tmp"
+
+static void start(int owners)
+{
+    daemons.state = daemons.snapshots = ON_FILES;
+    fixture_start_kept(&daemons, owners, "");
+}
+
+TEST(training_has_the_bits_that_it_has_in_memory)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        struct past want;
+        reference(&kinds[i], &want);
+        for (int owners = 1; owners <= 3; owners++) {
+            struct past got = { .known = { false } };
+            struct shd_err e = { 0 };
+            start(owners);
+            if (!adopt_train(daemons.dir, &kinds[i], &got, &e))
+                FAIL("%s", e.text);
+            adopt_expect_same(&got, &want);
+            for (int owner = 0; owner < owners; owner++) /* and its successors find them */
+                fixture_restart(&daemons, owner);
+            got = (struct past){ .known = { false } };
+            if (!adopt_train(daemons.dir, &kinds[i], &got, &e))
+                FAIL("%s", e.text);
+            EXPECT_STR(got.hex, want.hex);
+            fixture_stop(&daemons);
+        }
+    }
+}
+
+/* -- A model of many units, which goes through a window ------------------------------------------
+ */
+
+#define UNITS      24u
+#define UNIT_ELEMS 40000u
+
+static const char *long_spec(void)
+{
+    static char json[8192];
+    int n = snprintf(
+        json, sizeof json,
+        "{ \"name\": \"long\", \"seed\": 3, \"micro_batches\": 2, \"publish\": \"bf16\","
+        " \"ema\": 0.9, \"optimizer\": { " TOY_ADAMW " }, \"units\": [");
+    for (uint32_t u = 0; u < UNITS; u++)
+        n += snprintf(json + n, sizeof json - (size_t)n,
+                      "%s { \"name\": \"u%u\", \"tensors\": [ { \"name\": \"w%u\", \"shape\": [%u],"
+                      " \"init\": [\"normal\", 0, 1], \"trainable\": %s } ] }",
+                      u > 0 ? "," : "", u, u, UNIT_ELEMS + 1000 * (u % 3),
+                      u == 5 ? "false" : "true");
+    snprintf(json + n, sizeof json - (size_t)n, " ] }");
+    return json;
+}
+
+static int forward(void *ctx, uint32_t micro, uint32_t unit, const void *params)
+{
+    (void)ctx, (void)micro, (void)unit, (void)params;
+    return 0;
+}
+
+static int backward(void *ctx, uint32_t micro, uint32_t unit, const void *params, float *grad)
+{
+    const shd_model *m = ctx;
+    (void)params;
+    for (uint64_t i = 0; grad != NULL && i < UNIT_ELEMS; i++)
+        grad[i] = toy_noise(shd_step(m), micro, unit, i);
+    return 0;
+}
+
+static void train_long(shd_model *m, uint32_t steps)
+{
+    static const uint32_t micros[] = { 0, 1 };
+    const struct shd_compute compute = {
+        .size = sizeof compute, .ctx = m, .forward = forward, .backward = backward
+    };
+    struct shd_result result = { .size = sizeof result };
+    struct shd_err e = { 0 };
+    for (uint32_t i = 0; i < steps; i++) {
+        const struct shd_update update = toy_update(shd_step(m));
+        EXPECT_OK(shd_run_step(m, micros, 2, &compute, &update, &result, &e), &e);
+    }
+}
+
+static void train_in_memory(uint32_t steps, char hex[65])
+{
+    daemons.state = daemons.snapshots = NULL;
+    fixture_start(&daemons, 1, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, long_spec());
+    train_long(m, steps);
+    digest_of(m, hex);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+static uint64_t window_of(uint32_t owner, uint32_t owners, uint64_t *ret_state)
+{
+    struct shd_err e = { 0 };
+    struct shardmap *map;
+    struct spec *spec;
+    EXPECT_OK(spec_parse(long_spec(), strlen(long_spec()), &spec, &e), &e);
+    EXPECT_OK(shardmap_new(spec, owner, owners, &map, &e), &e);
+    const uint64_t window = owner_window_bytes(map);
+    *ret_state = shardmap_state_bytes(map);
+    shardmap_free(map);
+    spec_free(spec);
+    return window;
+}
+
+struct shown {
+    json_int_t state, snapshots, state_on_files, snapshots_on_files;
+    char state_on[16];
+};
+
+/* Of the only model. */
+static struct shown shown(int owner)
+{
+    struct http_reply reply = http_get(&daemons, owner, "/status");
+    struct shown s = { .state = -1 };
+    const char *on = NULL;
+    json_t *root = reply.body != NULL ? json_loads(reply.body, 0, NULL) : NULL;
+    json_t *m = json_array_get(json_object_get(root, "models"), 0);
+    EXPECT_EQ(json_unpack(m, "{s:s, s:{s:I, s:I, s:I, s:I}}", "state_on", &on, "bytes", "state",
+                          &s.state, "snapshots", &s.snapshots, "state_on_files", &s.state_on_files,
+                          "snapshots_on_files", &s.snapshots_on_files),
+              0);
+    snprintf(s.state_on, sizeof s.state_on, "%s", on != NULL ? on : "?");
+    json_decref(root);
+    free(reply.text);
+    return s;
+}
+
+TEST(no_more_of_the_state_is_in_memory_than_is_said)
+{
+    char want[65], got[65];
+    uint64_t state;
+    train_in_memory(3, want);
+    for (int owners = 1; owners <= 2; owners++) {
+        struct shown seen = { .state = 0 };
+        start(owners);
+        shd_session *s = attach(PATIENT_MS);
+        shd_model *m = open_toy(s, long_spec());
+        const uint64_t window = window_of(0, (uint32_t)owners, &state);
+        EXPECT(window < state / 3);
+        for (int step = 0; step < 3; step++) {
+            train_long(m, 1);
+            seen = shown(0);
+            EXPECT(seen.state >= 0 && (uint64_t)seen.state <= window);
+        }
+        EXPECT(seen.state > 0);
+        EXPECT_EQ((uint64_t)seen.state_on_files, state);
+        EXPECT_STR(seen.state_on, "file");
+        digest_of(m, got);
+        EXPECT_STR(got, want);
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+}
+
+TEST(snapshots_go_to_their_files_and_back)
+{
+    struct shd_snapshot_row rows[SHD_SNAPSHOTS_MAX] = { { .size = sizeof rows[0] } };
+    struct shd_err e = { 0 };
+    char two[65], three[65], got[65];
+    uint64_t step = 0;
+    uint32_t count = 0;
+    train_in_memory(2, two);
+    train_in_memory(3, three);
+    for (int run = 0; run < 2; run++) {
+        daemons.state = run == 0 ? "memory" : ON_FILES;
+        daemons.snapshots = ON_FILES;
+        fixture_start_kept(&daemons, 2, "");
+        shd_session *s = attach(PATIENT_MS);
+        shd_model *m = open_toy(s, long_spec());
+        train_long(m, 2);
+        EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+        EXPECT_OK(shd_snapshots(m, rows, SHD_SNAPSHOTS_MAX, &count, &e), &e);
+        EXPECT_EQ(count, 1);
+        const struct shown seen = shown(1);
+        EXPECT_EQ(seen.snapshots, 0);
+        EXPECT(seen.snapshots_on_files > 0);
+        EXPECT_STR(seen.state_on, run == 0 ? "memory" : "file");
+        train_long(m, 2);
+        EXPECT_OK(shd_model_rewind(m, 2, &step, &e), &e);
+        digest_of(m, got);
+        EXPECT_STR(got, two);
+        fixture_restart(&daemons, 0);
+        fixture_restart(&daemons, 1);
+        train_long(m, 2);
+        EXPECT_OK(shd_model_rewind(m, 2, &step, &e), &e);
+        train_long(m, 1);
+        digest_of(m, got);
+        EXPECT_STR(got, three);
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+}
+
+/* A new file for each: none is written over what must be read for it first, and none piles up. */
+TEST(files_of_snapshots_that_are_given_up_go)
+{
+    struct shd_err e = { 0 };
+    struct shd_snapshot_row rows[SHD_SNAPSHOTS_MAX] = { { .size = sizeof rows[0] } };
+    uint32_t count = 0;
+    start(1);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, long_spec());
+    EXPECT_OK(shd_snapshot_every(m, 1, 2, &e), &e);
+    train_long(m, 1);
+    for (int i = 0; i < 6; i++) {
+        train_long(m, 1);
+        EXPECT_SOON(shd_snapshots(m, rows, SHD_SNAPSHOTS_MAX, &count, &e) == SHD_OK && count > 0 &&
+                    rows[count - 1].step == shd_step(m));
+    }
+    EXPECT_EQ(count, 2);
+    EXPECT_SOON((uint64_t)shown(0).snapshots_on_files == 3 * rows[0].bytes); /* one for the next */
+    EXPECT_OK(shd_snapshot_every(m, 0, 1, &e), &e);
+    train_long(m, 1);
+    EXPECT_SOON((uint64_t)shown(0).snapshots_on_files <= 2 * rows[0].bytes);
+    shd_model_close(m);
+    EXPECT_OK(shd_model_drop(s, "long", NULL, &e), &e);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST_MAIN()
