@@ -1,6 +1,10 @@
 /* Daemons whose state and snapshots lie on files: the bits that memory has, over owners and kinds,
  * a bounded part of it in memory, and what they say of it. What else holds for them are the tests
  * that ctest runs a second time so (NAME_file). */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
 #include <jansson.h>
 
 #include "proto/base/check.h"
@@ -141,6 +145,26 @@ static struct shown shown(int owner)
     return s;
 }
 
+/* Of files without a name that a daemon has mapped, in its page table. */
+static uint64_t mapped_bytes(int owner)
+{
+    char path[64], line[512];
+    bool here = false;
+    uint64_t kib, sum = 0;
+    snprintf(path, sizeof path, "/proc/%d/smaps", (int)daemons.pids[owner]);
+    FILE *f = fopen(path, "re");
+    CHECK(f != NULL);
+    while (fgets(line, sizeof line, f) != NULL) {
+        unsigned long first, end;
+        if (sscanf(line, "%lx-%lx ", &first, &end) == 2)
+            here = strstr(line, " /var/tmp/") != NULL;
+        else if (here && sscanf(line, "Rss: %" SCNu64, &kib) == 1)
+            sum += kib << 10;
+    }
+    fclose(f);
+    return sum;
+}
+
 TEST(no_more_of_the_state_is_in_memory_than_is_said)
 {
     char want[65], got[65];
@@ -161,6 +185,7 @@ TEST(no_more_of_the_state_is_in_memory_than_is_said)
         EXPECT(seen.state > 0);
         EXPECT_EQ((uint64_t)seen.state_on_files, state);
         EXPECT_STR(seen.state_on, "file");
+        EXPECT_SOON(mapped_bytes(0) <= window);
         digest_of(m, got);
         EXPECT_STR(got, want);
         shd_close(s);
@@ -191,6 +216,8 @@ TEST(snapshots_go_to_their_files_and_back)
         EXPECT_EQ(seen.snapshots, 0);
         EXPECT(seen.snapshots_on_files > 0);
         EXPECT_STR(seen.state_on, run == 0 ? "memory" : "file");
+        if (run == 0) /* its head alone stays in memory */
+            EXPECT_SOON(mapped_bytes(1) < (uint64_t)seen.snapshots_on_files / 16);
         train_long(m, 2);
         EXPECT_OK(shd_model_rewind(m, 2, &step, &e), &e);
         digest_of(m, got);
@@ -233,5 +260,85 @@ TEST(files_of_snapshots_that_are_given_up_go)
     shd_close(s);
     fixture_stop(&daemons);
 }
+
+/* Files without names outlive their directory; what is to be made there is refused. */
+TEST(successor_goes_on_when_the_directory_is_gone)
+{
+    char dir[] = "/var/tmp/shd-files-XXXXXX", home[64], want[65], got[65];
+    struct shd_err e = { 0 };
+    uint64_t step;
+    shd_model *other;
+    train_in_memory(3, want);
+    CHECK(mkdtemp(dir) != NULL);
+    snprintf(home, sizeof home, "file:%s", dir);
+    daemons.state = daemons.snapshots = home;
+    fixture_start_kept(&daemons, 1, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, long_spec());
+    train_long(m, 1);
+    EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+    train_long(m, 1);
+    EXPECT_EQ(rmdir(dir), 0); /* nothing is in it to be seen */
+    fixture_restart(&daemons, 0);
+    train_long(m, 1);
+    digest_of(m, got);
+    EXPECT_STR(got, want);
+    EXPECT_OK(shd_model_rewind(m, 1, &step, &e), &e);
+    train_long(m, 2);
+    digest_of(m, got);
+    EXPECT_STR(got, want);
+    EXPECT_STATUS(shd_snapshot(m, &step, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "directory '/var/tmp/shd-files-");
+    EXPECT_HAS(e.text, "' is not there");
+    EXPECT_STATUS(shd_model_open(s, toy_spec("f32", TOY_ADAMW), &other, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "' is not there");
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* It would be zeros where parameters were. */
+TEST(file_that_has_lost_blocks_is_refused_and_kept)
+{
+    int fd = -1;
+    start(1);
+    shd_session *s = attach(PATIENT_MS);
+    train_long(open_toy(s, long_spec()), 1);
+    shd_close(s);
+    fixture_ask(&daemons, KEEPER_KILL, 0, "");
+    keeper_ask(daemons.control, KEEPER_GIVE, 0, "-state", &fd);
+    EXPECT_EQ(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 4096), 0);
+    close(fd);
+    fixture_succeed(&daemons, 0, "");
+    fixture_wait_up(&daemons, 0);
+    struct http_reply reply = http_get(&daemons, 0, "/status");
+    EXPECT_HAS(reply.body, "state segment is a file without all of its blocks");
+    free(reply.text);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 3);
+    fixture_stop(&daemons);
+}
+
+#ifdef SHD_FAIL_POINTS
+/* Killed there, the file is nobody's: it is gone, and the model is made again. */
+TEST(daemon_killed_when_it_has_made_a_file_leaves_none)
+{
+    static const char *const fails[] = { "model:file:after@1;", "model:segments:after@1;",
+                                         "keeper:store:after@1;", "keeper:store:after@2;" };
+    char want[65], got[65];
+    train_in_memory(2, want);
+    for (size_t i = 0; i < ARRAY_SIZE(fails); i++) {
+        daemons.state = daemons.snapshots = ON_FILES;
+        fixture_start_kept(&daemons, 1, fails[i]);
+        shd_session *s = attach(PATIENT_MS);
+        shd_model *m = open_toy(s, long_spec());
+        EXPECT_EQ(fixture_ask(&daemons, KEEPER_STARTS, 0, ""), 2);
+        train_long(m, 2);
+        digest_of(m, got);
+        EXPECT_STR(got, want);
+        EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 3); /* state, ledger, spare */
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+}
+#endif
 
 TEST_MAIN()

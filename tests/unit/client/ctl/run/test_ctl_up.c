@@ -199,6 +199,36 @@ TEST(up_that_fails_says_why_and_leaves_nothing)
     expect_clean();
 }
 
+TEST(homes_of_the_state_are_checked_by_shardctl_and_by_the_daemons)
+{
+    static const struct {
+        const char *flag, *where, *why;
+    } wrong[] = {
+        { "--state", "disk", "--state 'disk' is neither memory nor file:DIR" },
+        { "--state", "/var/tmp", "--state '/var/tmp' is neither memory nor file:DIR" },
+        { "--snapshots", "file:here", "--snapshots 'file:here': the directory is not an absolute" },
+    };
+    start();
+    unsetenv("SHARDD_BIN");
+    for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+        ctl(ARGS("up", wrong[i].flag, wrong[i].where, "--runtime-dir", dir));
+        EXPECT_EQ(run.code, 2);
+        EXPECT_HAS(run.err, wrong[i].why);
+        expect_clean();
+    }
+    ctl(ARGS("up", "--max-restarts", "0", "--state", "file:/nonexistent/dir", "--runtime-dir",
+             dir));
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, "shardd: cpu0: --state: state segment of 4096 bytes on a file: directory "
+                        "'/nonexistent/dir' is not there");
+    expect_clean();
+    ctl(ARGS("up", "--state", "file:/var/tmp", "--snapshots", "file:/var/tmp", "--runtime-dir",
+             dir));
+    EXPECT_EQ(run.code, 0);
+    down();
+    EXPECT_EQ(leftovers(), 0);
+}
+
 TEST(up_that_is_killed_before_it_is_ready_leaves_nothing)
 {
     start();
