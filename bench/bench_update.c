@@ -6,6 +6,7 @@
  * caller, queue and waiting included. `of_limit` is the limit's time over ours: 1 is at the limit.
  * The limit is the variant in update_rivals.c with the lowest median.
  *
+ * `measured_over_none` is what an update costs that is measured (kern_change), which each 8th is.
  * `trail_over_none` is what crash-exactness costs: the same operation with a trail over without
  * one, in pairs of their own, each pair in the other order than the last. `small_over_huge` is what
  * 4 KiB pages cost: likewise, both with a trail, on arrays in such pages and in segments' huge
@@ -205,10 +206,21 @@ static void trail_free(struct kern_trail *t)
     free((void *)t->chunks);
 }
 
+/* One of two that are compared. */
+struct side {
+    struct kern *kern;
+    const struct bench_arrays *arrays;
+    bool trail;
+    float *average; /* of the parameters, beside them; NULL: none */
+    bool measured;  /* what an update comes to */
+};
+
+/* side: NULL, or what goes with an update. */
 static int run_ours(struct kern *k, const struct bench_arrays *a, uint64_t elems,
-                    enum bench_case which, struct kern_trail trail, float *average,
+                    enum bench_case which, struct kern_trail trail, const struct side *side,
                     struct shd_err *e)
 {
+    struct kern_change change = { .update.finite = true, .weight.finite = true, .whole = true };
     struct kern_sum sum = { .finite = true };
     fixsum_init(&sum.sum);
     const struct kern_run run = { 0, elems, 0 };
@@ -231,7 +243,8 @@ static int run_ours(struct kern *k, const struct bench_arrays *a, uint64_t elems
             .hypers = &hyper,
             .hyper_count = 1,
             .trail = trail,
-            .ema = { average, 0.001f, kern_trail_chunks(elems) },
+            .ema = { side != NULL ? side->average : NULL, 0.001f, kern_trail_chunks(elems) },
+            .change = side != NULL && side->measured ? &change : NULL,
         };
         r = kern_update(k, &u, &w.done, e);
     } else {
@@ -303,14 +316,6 @@ static void report(const struct options *o, const struct rivals *rivals, enum be
     fflush(stdout);
 }
 
-/* One of two that are compared. */
-struct side {
-    struct kern *kern;
-    const struct bench_arrays *arrays;
-    bool trail;
-    float *average; /* of the parameters, beside them; NULL: none */
-};
-
 /* sides[1] over sides[0], in pairs, as the figure `ratio`; and sides[1] alone. */
 static void bench_pairs(const struct options *o, const struct side sides[2], enum bench_case which,
                         uint32_t threads, const char *name, const char *ratio)
@@ -329,7 +334,7 @@ static void bench_pairs(const struct options *o, const struct side sides[2], enu
         struct shd_err e;
         const uint64_t start = clock_now_ns();
         CHECK(run_ours(sides[at].kern, sides[at].arrays, o->elems, which,
-                       sides[at].trail ? trails[at] : (struct kern_trail){ 0 }, sides[at].average,
+                       sides[at].trail ? trails[at] : (struct kern_trail){ 0 }, &sides[at],
                        &e) == SHD_OK);
         const double ns_per_param = (double)(clock_now_ns() - start) / (double)o->elems;
         if (i >= 2 * WARMUPS)
@@ -412,22 +417,30 @@ static void bench_threads(const struct options *o, const struct rivals *rivals,
         if (o->rounds > 0)
             report(o, rivals, which, threads, ns);
         bench_pairs(o,
-                    (const struct side[]){ { k, arrays, false, NULL }, { k, arrays, true, NULL } },
+                    (const struct side[]){ { k, arrays, false, NULL, false },
+                                           { k, arrays, true, NULL, false } },
                     which, threads, "trail.", "trail_over_none");
         if (which == CASE_ADAMW_F32 || which == CASE_ADAMW_BF16)
-            bench_pairs(
-                o, (const struct side[]){ { k, arrays, true, NULL }, { k, arrays, true, average } },
-                which, threads, "ema.", "ema_over_none");
+            bench_pairs(o,
+                        (const struct side[]){ { k, arrays, true, NULL, false },
+                                               { k, arrays, true, average, false } },
+                        which, threads, "ema.", "ema_over_none");
+        if (which == CASE_ADAMW_F32 || which == CASE_ADAMW_BF16)
+            bench_pairs(o,
+                        (const struct side[]){ { k, arrays, true, NULL, false },
+                                               { k, arrays, true, NULL, true } },
+                        which, threads, "measured.", "measured_over_none");
         if (other != NULL)
-            bench_pairs(
-                o,
-                (const struct side[]){ { k, arrays, true, NULL }, { other, arrays, true, NULL } },
-                which, threads, "against.", "against_over_isa");
+            bench_pairs(o,
+                        (const struct side[]){ { k, arrays, true, NULL, false },
+                                               { other, arrays, true, NULL, false } },
+                        which, threads, "against.", "against_over_isa");
         if (small != NULL) {
             arrays_fill(k, small, o->elems);
-            bench_pairs(
-                o, (const struct side[]){ { k, arrays, true, NULL }, { k, small, true, NULL } },
-                which, threads, "small.", "small_over_huge");
+            bench_pairs(o,
+                        (const struct side[]){ { k, arrays, true, NULL, false },
+                                               { k, small, true, NULL, false } },
+                        which, threads, "small.", "small_over_huge");
         }
     }
     crew_stop(&crew);

@@ -125,6 +125,14 @@ struct kern_ema {
     uint64_t first_chunk;
 };
 
+/* What an update came to, over the whole slice: gaps are elements that do not change. A change is
+ * new - old in fp32, rounded once. */
+struct kern_change {
+    struct kern_sum update; /* of the changes */
+    struct kern_sum weight; /* of the new parameters */
+    bool whole;             /* &= : false when a predecessor had done some: its part is lacking */
+};
+
 /* One optimizer update of a slice. Runs are ascending, do not overlap, and may leave gaps:
  * elements in gaps are left alone, in publish too. */
 struct kern_update {
@@ -143,6 +151,8 @@ struct kern_update {
     uint32_t hyper_count;
     struct kern_trail trail;
     struct kern_ema ema; /* behind it, chunk by chunk: while the new param is in a cache */
+    struct kern_change
+        *change; /* if not NULL: written when done fires, of a device that measures */
 };
 
 /* SHA-256 of consecutive pieces of x: the first of head_elems elements (so that pieces end at
@@ -216,6 +226,7 @@ struct kern_ops {
      * accumulate the ones that are not changed in place, may be the host's. These return when it is
      * done; any thread, but not one that must not block. */
     enum segment_place place; /* of what is made here */
+    bool measures;            /* kern_update.change; else it is refused, SHD_ENOTSUP */
     uint8_t uuid[16];         /* of the device; zeros: the host */
     char product[64];         /* "NVIDIA H100 PCIe"; "": the host */
     /* As segment_new(), segment_map(), segment_close() (proto/share/segment.h), for this device's

@@ -232,6 +232,8 @@ static int check_update(const struct kern_update *a, const struct work_rules *ru
 {
     if (a->kind < 1 || a->kind > SPEC_MEAN)
         return err_set(e, SHD_EINVAL, "update: unknown optimizer %d", (int)a->kind);
+    if (a->change != NULL && !rules->measures)
+        return err_set(e, SHD_ENOTSUP, "update: this device does not measure what it comes to");
     int r = check_update_arrays(spec_optimizer_rows[a->kind].kind, a, rules, e);
     if (r == SHD_OK)
         r = check_ema(&a->ema, e);
@@ -268,6 +270,7 @@ int work_init(struct work *w, const struct kern_op *op, const struct work_rules 
 {
     const struct kern_trail *trail = NULL;
     struct kern_sum *sum = NULL;
+    struct kern_change *change = NULL;
     uint64_t count = 0;
     int r = SHD_EINVAL;
     switch (op->kind) {
@@ -294,6 +297,7 @@ int work_init(struct work *w, const struct kern_op *op, const struct work_rules 
         r = check_update(&op->update, rules, e);
         count = op->update.elems;
         trail = &op->update.trail;
+        change = op->update.change;
         break;
     case KERN_HASH:
         r = check_hash(&op->hash, e);
@@ -308,7 +312,7 @@ int work_init(struct work *w, const struct kern_op *op, const struct work_rules 
     }
     if (r != SHD_OK)
         return r;
-    *w = (struct work){ .op = *op, .count = count, .sum = sum, .done = done };
+    *w = (struct work){ .op = *op, .count = count, .sum = sum, .change = change, .done = done };
     if (trail != NULL && trail->area != NULL) {
         w->trail = true;
         w->done_word = trail->done;
@@ -321,6 +325,10 @@ void work_end(const struct work *w, int status)
 {
     if (w->sum != NULL)
         fixsum_carry(&w->sum->sum); /* equal sums are then equal bytes */
+    if (w->change != NULL) {
+        fixsum_carry(&w->change->update.sum);
+        fixsum_carry(&w->change->weight.sum);
+    }
     if (status != SHD_OK || w->done_word == NULL)
         return;
     FAIL_POINT("kern:done:before");

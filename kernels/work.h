@@ -15,12 +15,14 @@ struct work_rules {
     size_t slice_align;  /* of the arrays of accumulate, sumsq and updates; 0: their dtype's */
     bool chunk_words;    /* a trail's chunk words are the caller's */
     uint32_t hypers_max; /* 0: any number */
+    bool measures;       /* what an update comes to */
 };
 
 struct work {
     struct kern_op op;           /* a copy; what it points to is borrowed until done */
     uint64_t count;              /* elements; leaves of a hash, bytes of a copy; may be 0 */
     struct kern_sum *sum;        /* NULL, or where the sum of squares goes */
+    struct kern_change *change;  /* NULL, or where what an update comes to goes */
     struct kern_done *done;      /* or NULL */
     bool trail;                  /* one is kept */
     _Atomic uint64_t *done_word; /* the trail's: NULL, or stored when all of the work succeeded */

@@ -164,18 +164,43 @@ static void update_some(const struct kern_update *a, struct cpu_thread *t, struc
     timed_end(timed, &some);
 }
 
+/* Elements whose old values are kept while they are updated: in the second cache, as what is
+ * updated. Fewer would be done in more calls, each with rates and a fence. */
+#define MEASURED_ELEMS (4u * SHD_BLOCK_ELEMS)
+
+/* The same, and what it comes to, while old and new values are in a cache. r: whole blocks. */
+static void update_measured(const struct kern_update *a, struct cpu_thread *t, struct cpu_range r,
+                            struct trail_record *rec)
+{
+    _Alignas(64) float old[MEASURED_ELEMS];
+    const uint64_t end = r.first + r.count;
+    for (uint64_t at = r.first, count; at < end; at += count) {
+        const float *param = a->param + at;
+        count = end - at < MEASURED_ELEMS ? end - at : MEASURED_ELEMS;
+        memcpy(old, param, count * sizeof *old);
+        update_some(a, t, (struct cpu_range){ at, count }, rec);
+        for (uint64_t i = 0; i < count; i += SHD_BLOCK_ELEMS)
+            widest(t)->change(old + i, param + i, &t->change);
+    }
+}
+
 /* A chunk with a trail, from where it stands. */
 static int update_chunk(const struct kern_update *a, struct cpu_thread *t, struct cpu_range r)
 {
-    uint64_t done;
+    uint64_t done = 0;
     const int status = trail_resume(&a->trail, r, &done);
+    if (done > 0)
+        t->change.whole = false;
     if (status != SHD_OK || done == r.count)
         return status;
     struct trail_record *rec = &a->trail.area->records[t->index];
     const struct trail_arrays arrays = { { a->param, a->m, a->v },
                                          1 + spec_optimizer_rows[a->kind].moments };
     trail_begin(rec, &a->trail, r, done, &arrays);
-    update_some(a, t, (struct cpu_range){ r.first + done, r.count - done }, rec);
+    if (a->change != NULL && done == 0)
+        update_measured(a, t, r, rec);
+    else
+        update_some(a, t, (struct cpu_range){ r.first + done, r.count - done }, rec);
     trail_end(rec, &a->trail, r);
     return SHD_OK;
 }
@@ -210,7 +235,10 @@ static int update_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_
     const uint64_t step = a->ema.average != NULL ? CHUNK_ELEMS : r.count, end = r.first + r.count;
     for (uint64_t first = r.first; first < end; first += step) {
         const struct cpu_range part = { first, step < end - first ? step : end - first };
-        update_some(a, t, part, NULL);
+        if (a->change != NULL)
+            update_measured(a, t, part, NULL);
+        else
+            update_some(a, t, part, NULL);
         if (a->ema.average != NULL)
             widest(t)->ema(a, part, NULL);
     }
@@ -254,7 +282,7 @@ static const struct cpu_kind {
 static int cpu_op_init(struct cpu_op *queued, const struct kern_op *op, struct kern_done *done,
                        struct shd_err *e)
 {
-    static const struct work_rules rules = { .chunk_words = true };
+    static const struct work_rules rules = { .chunk_words = true, .measures = true };
     const int r = work_init(&queued->work, op, &rules, done, e);
     if (r != SHD_OK)
         return r;
@@ -400,6 +428,7 @@ static void cpu_free(struct kern *kern)
 
 /* A device's own has its instruction set's name. */
 static const struct kern_ops cpu_ops = {
+    .measures = true,
     .submit = cpu_submit,
     .run_here = cpu_run_here,
     .segment_new = cpu_segment_new,

@@ -38,6 +38,7 @@ struct cpu_isa {
     void (*accumulate)(const struct kern_accumulate *a, struct cpu_range r, struct kern_sum *part,
                        struct trail_record *rec);
     void (*sumsq)(const struct kern_sumsq *a, struct cpu_range r, struct kern_sum *part);
+    void (*change)(const float *old, const float *new, struct kern_change *part);
     void (*update)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
     void (*ema)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
     void (*widen)(const struct kern_widen *a);

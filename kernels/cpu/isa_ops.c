@@ -18,6 +18,7 @@ const struct cpu_isa KERN_ISA = {
     .cast = cast_range,
     .accumulate = accumulate_range,
     .sumsq = sumsq_range,
+    .change = change_block,
     .update = update_range,
     .ema = ema_range,
     .widen = widen_all,

@@ -48,6 +48,24 @@ static void sumsq_range(const struct kern_sumsq *a, struct cpu_range r, struct k
     }
 }
 
+/* What the update of a block comes to: squares of the changes and of the new values, in one pass
+ * over both. */
+static void change_block(const float *old, const float *new, struct kern_change *part)
+{
+    struct lanes update, weight;
+    memset(&update, 0, sizeof update);
+    memset(&weight, 0, sizeof weight);
+    for (uint64_t i = 0; i < SHD_BLOCK_ELEMS; i += SUM_LANES)
+        for (unsigned j = 0; j < SUM_LANES / VEC_LANES; j++) {
+            const uint64_t at = i + (uint64_t)j * VEC_LANES;
+            const vec x = vec_load(new + at);
+            lanes_add(&update, j, vec_sub(x, vec_load(old + at)));
+            lanes_add(&weight, j, x);
+        }
+    block_add(&part->update, &update);
+    block_add(&part->weight, &weight);
+}
+
 /* grad[i, i + VEC_LANES) as fp32. */
 KERN_FN vec load_grad(const void *grad, uint64_t i, enum shd_dtype dtype)
 {

@@ -81,6 +81,30 @@ static void run_begin(struct cpu_thread *t, const struct cpu_op *op)
     t->status = SHD_OK;
     if (op->work.sum != NULL)
         sum_init(&t->sum);
+    if (op->work.change != NULL) {
+        sum_init(&t->change.update);
+        sum_init(&t->change.weight);
+        t->change.whole = true;
+    }
+}
+
+static void sum_merge(struct kern_sum *to, const struct kern_sum *part)
+{
+    fixsum_merge(&to->sum, &part->sum);
+    to->finite = to->finite && part->finite;
+}
+
+/* What a thread has summed of the op. */
+static void run_end(const struct cpu_thread *t, const struct cpu_op *op)
+{
+    struct kern_change *change = op->work.change;
+    if (op->work.sum != NULL)
+        sum_merge(op->work.sum, &t->sum);
+    if (change == NULL)
+        return;
+    sum_merge(&change->update, &t->change.update);
+    sum_merge(&change->weight, &t->change.weight);
+    change->whole = change->whole && t->change.whole;
 }
 
 /* The next chunk of this thread's part, or of another's who is late. False: none is left. */
@@ -187,10 +211,7 @@ static int run_op(struct cpu_kern *k, const struct cpu_op *op)
             continue;
         if (status == SHD_OK)
             status = t->status;
-        if (op->work.sum != NULL) {
-            fixsum_merge(&op->work.sum->sum, &t->sum.sum);
-            op->work.sum->finite = op->work.sum->finite && t->sum.finite;
-        }
+        run_end(t, op);
     }
     work_end(&op->work, status); /* the helpers' stores were ordered before by the crew's gate */
     return status;

@@ -41,6 +41,7 @@ struct cpu_thread {
     bool took_part; /* in the leader's op: the fields below are of that op */
     int status;     /* first that was not SHD_OK */
     struct kern_sum sum;
+    struct kern_change change;
     struct ckpt_hasher *hasher; /* owned */
 };
 

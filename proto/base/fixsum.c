@@ -1,7 +1,10 @@
 /* See fixsum.h. */
 #include "proto/base/fixsum.h"
 
+#include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "proto/base/check.h"
@@ -98,5 +101,64 @@ bool fixsum_is_carried(const struct fixsum *s)
     for (int i = 0; i < FIXSUM_LIMBS; i++)
         if (s->limb[i] > LIMB_MASK)
             return false;
+    return true;
+}
+
+void fixsum_text(const struct fixsum *s, char ret_text[FIXSUM_TEXT_BYTES])
+{
+    int top = FIXSUM_LIMBS - 1, low = 0;
+    CHECK(fixsum_is_carried(s));
+    while (top >= 0 && s->limb[top] == 0)
+        top--;
+    if (top < 0) {
+        snprintf(ret_text, FIXSUM_TEXT_BYTES, "0p0");
+        return;
+    }
+    while (s->limb[low] == 0)
+        low++;
+    int used = snprintf(ret_text, FIXSUM_TEXT_BYTES, "%" PRIx32, (uint32_t)s->limb[top]);
+    for (int i = top - 1; i >= low; i--)
+        used += snprintf(ret_text + used, FIXSUM_TEXT_BYTES - (size_t)used, "%08" PRIx32,
+                         (uint32_t)s->limb[i]);
+    snprintf(ret_text + used, FIXSUM_TEXT_BYTES - (size_t)used, "p%d",
+             low * LIMB_BITS + FIXSUM_MIN_EXP);
+}
+
+static int hex_digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* The digits before the p, into limbs from `low` up. */
+static bool parse_digits(const char *text, size_t digits, int low, struct fixsum *sum)
+{
+    for (size_t i = 0; i < digits; i++) { /* from the lowest */
+        const int digit = hex_digit(text[digits - 1 - i]), limb = low + (int)(i / 8);
+        if (digit < 0 || limb >= FIXSUM_LIMBS - 1)
+            return false;
+        sum->limb[limb] |= (uint64_t)digit << (4 * (i % 8));
+    }
+    return digits > 0 && text[0] != '0';
+}
+
+bool fixsum_parse(const char *text, struct fixsum *ret_sum)
+{
+    struct fixsum sum;
+    fixsum_init(&sum);
+    const char *p = strchr(text, 'p');
+    if (p == NULL || p - text > 8 * FIXSUM_LIMBS)
+        return false;
+    if (strcmp(text, "0p0") != 0) {
+        char *end;
+        const long exp = strtol(p + 1, &end, 10);
+        const bool plain = p[1] == '-' || (p[1] >= '0' && p[1] <= '9');
+        if (!plain || *end != '\0' || end == p + 1 || exp < FIXSUM_MIN_EXP ||
+            exp >= FIXSUM_MIN_EXP + FIXSUM_LIMBS * LIMB_BITS)
+            return false;
+        const int at = (int)exp - FIXSUM_MIN_EXP;
+        if (at % LIMB_BITS != 0 || !parse_digits(text, (size_t)(p - text), at / LIMB_BITS, &sum))
+            return false;
+    }
+    *ret_sum = sum;
     return true;
 }

@@ -41,4 +41,13 @@ double fixsum_value(const struct fixsum *s);
 /* True when every limb is below 2^32, as fixsum_carry() leaves it and the wire requires it. */
 bool fixsum_is_carried(const struct fixsum *s);
 
+/* A carried sum as "1a2bp-96": a hexadecimal integer times a power of two; the same text for the
+ * same sum. */
+#define FIXSUM_TEXT_BYTES (8 * FIXSUM_LIMBS + 8)
+void fixsum_text(const struct fixsum *s, char ret_text[FIXSUM_TEXT_BYTES]);
+
+/* Back, carried. False: it is no such text, or a sum so large that those of many owners could not
+ * be added to it. */
+bool fixsum_parse(const char *text, struct fixsum *ret_sum);
+
 #endif

@@ -58,6 +58,7 @@ struct inputs *inputs_new(void)
     in->acc_elems = in->update_elems = ELEMS;
     in->here = false;
     in->averages = true;
+    in->change = NULL;
     in->runs = runs;
     in->run_count = ARRAY_SIZE(runs);
     fill_awkward(in->grad[0], ELEMS, false, 44);
@@ -132,6 +133,7 @@ static int queue_update(struct kern *k, const struct world *w, struct inputs *in
         .run_count = in->run_count,
         .hypers = trail_hypers,
         .hyper_count = ARRAY_SIZE(trail_hypers),
+        .change = in->change,
     };
     if (kind != SPEC_MEAN && in->averages)
         queued.update.ema = (struct kern_ema){ w->e, 0.125f, 2 * CHUNKS };

@@ -28,10 +28,11 @@ struct world {
 
 /* What operations read, the same in every process, and where they publish. */
 struct inputs {
-    uint64_t acc_elems;    /* accumulated of ELEMS */
-    uint64_t update_elems; /* updated of them */
-    bool averages;         /* updates but a mean's keep one */
-    bool here;             /* on the caller's thread; the device is idle and they are few */
+    uint64_t acc_elems;         /* accumulated of ELEMS */
+    uint64_t update_elems;      /* updated of them */
+    bool averages;              /* updates but a mean's keep one */
+    bool here;                  /* on the caller's thread; the device is idle and they are few */
+    struct kern_change *change; /* of updates; NULL: they are not measured */
     const struct kern_run *runs;
     uint32_t run_count;
     float grad[3][ELEMS]; /* of each dtype, in room for the widest */

@@ -195,6 +195,7 @@ void state_update(struct kern *k, enum spec_optimizer o, struct state *s,
         .hypers = update_hypers,
         .hyper_count = ARRAY_SIZE(update_hypers),
         .ema = { .average = s->rest > 0 ? s->e.base : NULL, .rest = s->rest },
+        .change = s->change,
     };
     struct kern_waiter w;
     struct shd_err e = { 0 };

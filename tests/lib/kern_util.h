@@ -148,8 +148,9 @@ static const struct kern_hyper update_hypers[] = {
 
 struct state { /* arrays of one update */
     struct guarded p, m, v, g, out;
-    struct guarded e; /* the average of p, where the update has one */
-    float rest;       /* 0: it has none */
+    struct guarded e;           /* the average of p, where the update has one */
+    float rest;                 /* 0: it has none */
+    struct kern_change *change; /* NULL: the update is not measured */
     uint64_t elems;
     enum shd_dtype dtype;
 };

@@ -84,6 +84,49 @@ TEST(an_operation_given_again_is_not_done_again)
     free(c.in);
 }
 
+static struct kern_change no_change(void)
+{
+    return (struct kern_change){ .update.finite = true, .weight.finite = true, .whole = true };
+}
+
+/* With a trail an update comes to the same; one of which something was done already says so, and
+ * one that nobody had begun is whole again. */
+static void check_change(struct kern *k, const char *label, void *arg)
+{
+    const struct bits_case *c = arg;
+    struct kern_change with = no_change(), without = no_change(), again = no_change();
+    struct kern_sum sum;
+    if (!k->ops->measures)
+        return;
+    world_reset(&c->with);
+    world_reset(&c->without);
+    c->in->change = &without;
+    EXPECT_STATUS(script_run(k, &c->without, c->in, 4, false, &sum), SHD_OK);
+    c->in->change = &with;
+    EXPECT_STATUS(script_run(k, &c->with, c->in, 4, true, &sum), SHD_OK);
+    if (!with.whole || !same_sum(&with.update, &without.update) ||
+        !same_sum(&with.weight, &without.weight))
+        FAIL("%s: an update comes to something else with a trail", label);
+    c->in->change = &again;
+    EXPECT_STATUS(script_run(k, &c->with, c->in, 4, true, &sum), SHD_OK);
+    EXPECT(!again.whole);
+    world_reset(&c->with);
+    c->with.marks->chunks[CHUNKS + 1] = 4 << 17 | 64; /* the first group of one chunk was done */
+    again = no_change();
+    EXPECT_STATUS(script_run(k, &c->with, c->in, 4, true, &sum), SHD_OK);
+    EXPECT(!again.whole);
+    c->in->change = NULL;
+}
+
+TEST(an_update_that_was_begun_before_is_not_measured_whole)
+{
+    struct bits_case c = { world_new(), world_new(), inputs_new() };
+    devices_each(check_change, &c);
+    world_free(&c.with);
+    world_free(&c.without);
+    free(c.in);
+}
+
 TEST(an_operation_of_nothing_stores_its_done_word)
 {
     struct world w = world_new();

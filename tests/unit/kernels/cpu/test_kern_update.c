@@ -313,4 +313,89 @@ TEST(a_mean_is_the_sum_divided_by_what_took_part)
     }
 }
 
+/* -- What an update comes to --------------------------------------------------------------------
+ */
+
+struct change_case {
+    struct update_case update;
+    struct kern_change want; /* from the first device */
+};
+
+static struct kern_change no_change(void)
+{
+    return (struct kern_change){ .update.finite = true, .weight.finite = true, .whole = true };
+}
+
+/* In fp64, the squares of fp32 values: the kernel's blocks differ from it by their rounding alone.
+ * Denormals count as zero. */
+static void expect_near_change(const struct state *old, const struct state *new,
+                               const struct kern_change *got)
+{
+    const float *before = old->p.base, *after = new->p.base;
+    double update = 0, weight = 0;
+    for (uint64_t i = 0; i < new->elems; i++) {
+        const double d = (double)daz(daz(after[i]) - daz(before[i]));
+        update += d * d;
+        weight += (double)daz(after[i]) * (double)daz(after[i]);
+    }
+    EXPECT_NEAR(fixsum_value(&got->update.sum), update, 1e-11 * update);
+    EXPECT_NEAR(fixsum_value(&got->weight.sum), weight, 1e-11 * weight);
+}
+
+static bool same_bits(const struct kern_sum *a, const struct kern_sum *b)
+{
+    return a->finite == b->finite && memcmp(&a->sum, &b->sum, sizeof a->sum) == 0;
+}
+
+static void check_change(struct kern *k, const char *label, void *arg)
+{
+    struct change_case *c = arg;
+    const struct update_case *u = &c->update;
+    struct kern_change change = no_change();
+    if (!k->ops->measures)
+        return;
+    struct state old = state_new(u->elems, u->dtype, u->wild, u->skew, 31);
+    struct state plain = state_new(u->elems, u->dtype, u->wild, u->skew, 31);
+    struct state s = state_new(u->elems, u->dtype, u->wild, u->skew, 31);
+    plain.rest = s.rest = u->rest;
+    s.change = &change;
+    state_update(k, u->o, &plain, u->runs, u->run_count);
+    state_update(k, u->o, &s, u->runs, u->run_count);
+    EXPECT_SAME_FLOATS((float *)s.p.base, (float *)plain.p.base, u->elems, label);
+    EXPECT_SAME_FLOATS((float *)s.m.base, (float *)plain.m.base, u->elems, label);
+    EXPECT_SAME_FLOATS((float *)s.v.base, (float *)plain.v.base, u->elems, label);
+    EXPECT_SAME_FLOATS((float *)s.e.base, (float *)plain.e.base, u->elems, label);
+    expect_same_array(s.out.base, plain.out.base, u->dtype, u->elems, label);
+    EXPECT(change.whole && change.weight.finite == !u->wild);
+    if (!c->update.have_want && !u->wild)
+        expect_near_change(&old, &s, &change);
+    if (!c->update.have_want)
+        c->want = change;
+    c->update.have_want = true;
+    if (!same_bits(&change.update, &c->want.update) || !same_bits(&change.weight, &c->want.weight))
+        FAIL("%s: the update comes to something else", label);
+    state_free(&old);
+    state_free(&plain);
+    state_free(&s);
+}
+
+TEST(an_update_that_is_measured_changes_no_bit_and_comes_to_the_same_on_every_device)
+{
+    static const uint64_t sizes[] = { 1 * BLOCK, 40 * BLOCK, 130 * BLOCK };
+    for (uint32_t i = 0; i < 12; i++) {
+        struct kern_run runs[64];
+        struct change_case c = { .update = {
+                                     .o = (enum spec_optimizer)(SPEC_ADAMW + i % SPEC_MEAN),
+                                     .dtype = (enum shd_dtype)(1 + i % 3),
+                                     .elems = sizes[i / 4],
+                                     .skew = i % 2,
+                                     .wild = i % 4 == 3,
+                                     .rest = i % 3 == 1 ? 0.3f : 0,
+                                     .runs = runs,
+                                 } };
+        c.update.run_count = make_runs(c.update.elems, runs, ARRAY_SIZE(runs), i + 200);
+        devices_each(check_change, &c);
+    }
+}
+
 TEST_MAIN()

@@ -137,6 +137,73 @@ TEST(bits_below_the_range_are_dropped)
     EXPECT(fixsum_value(&s) == 0x1p-298);
 }
 
+TEST(text_is_the_sum_and_comes_back)
+{
+    static const struct {
+        double x;
+        const char *text;
+    } known[] = { { 0, "0p0" }, { 1, "400p-10" }, { 0x1p-298, "1p-298" }, { 6, "1800p-10" } };
+    char text[FIXSUM_TEXT_BYTES];
+    struct fixsum s, back;
+    uint64_t seed = test_seed(0x5eed7);
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        fixsum_init(&s);
+        fixsum_add(&s, known[i].x);
+        fixsum_carry(&s);
+        fixsum_text(&s, text);
+        EXPECT_STR(text, known[i].text);
+        EXPECT(fixsum_parse(text, &back) && fixsum_value(&back) == known[i].x);
+    }
+    for (int round = 0; round < 300; round++) {
+        fixsum_init(&s);
+        for (int i = 0; i < round % 7; i++)
+            fixsum_add(&s, random_term(&seed));
+        fixsum_carry(&s);
+        fixsum_text(&s, text);
+        EXPECT(fixsum_parse(text, &back));
+        EXPECT(memcmp(&s, &back, sizeof s) == 0);
+    }
+}
+
+TEST(what_is_no_sums_text_is_refused)
+{
+    static const char *const bad[] = {
+        "",
+        "0",
+        "p",
+        "p0",
+        "1",
+        "1p",
+        "1p0",
+        "1p-10x",
+        "1p-11",
+        "1P-10",
+        "1Ap-10",
+        "1p-330",
+        "1p310",
+        "01p-10",
+        "-1p-10",
+        "1p--10",
+        "1p+310",
+        " 1p-10",
+        "1p -10",
+        "nanp-10",
+        "0p-10",
+        "1p-10 ",
+        "1p999999999999999999999",
+    };
+    char text[FIXSUM_TEXT_BYTES + 64];
+    struct fixsum sum;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        if (fixsum_parse(bad[i], &sum))
+            FAIL("'%s' is taken for a sum", bad[i]);
+    memset(text, 'f', sizeof text);
+    memcpy(text + 153, "p-298", 6); /* 19 limbs and a digit: others could not be added to it */
+    EXPECT(!fixsum_parse(text, &sum));
+    memcpy(text + 152, "p-298", 6);
+    EXPECT(fixsum_parse(text, &sum));
+}
+
 TEST(value_is_cut_not_rounded)
 {
     struct fixsum s;
