@@ -82,7 +82,7 @@ held_in_dev+='|client_waits|client_withdraw|client_wrong|commit_steps|ctl|ctl_do
 held_in_dev+='|ctl_plan|ctl_status|ctl_top|ctl_up|cuda_faults|cuda_share|elastic|emulate_trail|fault'
 held_in_dev+='|faults|fuzz_.*|gpu_client|gpu_client_faults|gpu_daemon_ctl|gpu_stream|house.*|http|log|log_lines'
 held_in_dev+='|lossy|manuals|memory|metrics|nccl_client|nccl_daemon|nccl_waits|page|page_dashboard'
-held_in_dev+='|plan_time|proto_.*|replace|requests|requests_spec|sim|sim_bugs|soak|spill|step_crash'
+held_in_dev+='|plan_time|proto_.*|replace|requests|requests_spec|sim|sim_bugs|soak|spill|step_crash|norms|units|units_merge'
 
 # timed NAME COMMAND...: note how long it took, and (of its children) the processors.
 timed() {

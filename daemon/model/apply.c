@@ -9,7 +9,6 @@
 #include "daemon/model/apply.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <string.h>
 
 #include "daemon/base/log.h"
@@ -126,6 +125,7 @@ static struct kern_op update_op(const struct model_unit *mu)
                                  .hyper_count = m->spec->group_count,
                                  .trail = trail_of(mu),
                                  .ema = model_ema(m, &mu->action),
+                                 .change = mu->change,
                              } };
 }
 
@@ -318,6 +318,7 @@ static void work_done(struct task *task)
         return;
     }
     note_work(mu);
+    model_unit_end(mu);
     if (mu->hypers != NULL)
         model_hypers_done(m, mu->hypers);
     mu->hypers = NULL;
@@ -350,34 +351,10 @@ static void done_without_kernel(struct model_unit *mu)
     task_post_here(&mu->task, SHD_OK); /* answered in turn like the rest */
 }
 
-/* What the sum of gradients is divided by where their mean is meant. */
-static double sum_over_mean(const struct model *m)
-{
-    const struct decision *d = &step_record(m->core)->decision;
-    const double count = d->divisor > 0
-                             ? d->divisor
-                             : (double)step_returns_before(m->core) * m->spec->accumulate;
-    return count * (d->loss_scale > 0 ? d->loss_scale : 1);
-}
-
-/* Before an update, what the work before it has left: the sum of squares of the step's gradient.
- * Not of a predecessor's work, nor of gradients in whose place values are put. */
-static struct unit_norm norm_of(const struct model_unit *mu, const struct step_action *apply)
-{
-    const struct step_action *before = &mu->action;
-    const bool summed = mu->kind == MODEL_SUM || mu->kind == MODEL_ZERO ||
-                        (mu->kind == MODEL_ACCUMULATE && before->last);
-    if (!summed || apply->put || before->step != apply->step)
-        return (struct unit_norm){ 0 };
-    const double norm = mu->sum.finite ? sqrt(fixsum_value(&mu->sum.sum)) : (double)NAN;
-    return (struct unit_norm){ apply->step + 1, norm / sum_over_mean(mu->model) };
-}
-
 static void start_work(struct model *m, const struct step_action *a, enum model_work_kind kind)
 {
     struct model_unit *mu = &m->units[a->unit];
-    if (kind == MODEL_APPLY || kind == MODEL_PUT)
-        mu->applied = norm_of(mu, a);
+    model_unit_begin(mu, a);
     mu->kind = kind;
     mu->action = *a;
     mu->submitted_ns = uv_hrtime();

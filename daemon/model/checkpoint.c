@@ -171,8 +171,8 @@ static void finish(struct checkpoint *c)
              (uv_hrtime() - c->started_ns) / 1000000, status_name(c->status));
     if (c->status == SHD_OK) {
         m->metrics->checkpoints++;
-        m->metrics->saved_step = c->step;
-        m->metrics->saved_ns = uv_hrtime();
+        m->metrics->saved.step = c->step;
+        m->metrics->saved.ns = uv_hrtime();
         fill_reply(c, op);
     } else { /* what its session gave up has not failed */
         m->metrics->failed_checkpoints += c->status != SHD_ESTEP && c->status != SHD_EGONE;

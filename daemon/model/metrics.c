@@ -1,11 +1,13 @@
 /* See metrics.h. */
 #include "daemon/model/metrics.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 
 #include <uv.h>
 
 #include "daemon/base/state.h"
+#include "daemon/model/norms.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
@@ -19,10 +21,27 @@ static void hist_add(struct metrics_hist *h, uint64_t duration_ns)
     h->sum_ns += duration_ns;
 }
 
+int metrics_model_init(struct metrics_model *m, uint32_t units, struct shd_err *e)
+{
+    m->norms = norms_new(units);
+    return m->norms != NULL
+               ? SHD_OK
+               : err_set(e, SHD_ENOMEM, "no memory for the norms of %" PRIu32 " units", units);
+}
+
+void metrics_model_copy(const struct metrics_model *m, struct metrics_model *ret_copy)
+{
+    *ret_copy = *m;
+    ret_copy->senders = NULL;
+    norms_ref(m->norms);
+}
+
 void metrics_model_deinit(struct metrics_model *m)
 {
     free(m->senders);
     m->senders = NULL;
+    norms_unref(m->norms);
+    m->norms = NULL;
 }
 
 /* -- Rates --------------------------------------------------------------------------------------

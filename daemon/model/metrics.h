@@ -16,6 +16,7 @@
 #include "proto/base/status.h"
 #include "proto/share/activity.h"
 
+struct norms;
 struct trace;
 
 #define METRICS_BUCKETS    ACTIVITY_BUCKETS /* bounds: activity_bounds_ns */
@@ -56,18 +57,21 @@ struct metrics_model {
     struct {
         uint64_t all, by_guard;
     } skipped_steps;
-    uint64_t saved_step, saved_ns; /* of the last checkpoint; saved_ns 0: none since we started */
-    struct metrics_hist returned;  /* arrival to credit */
-    struct metrics_hist applied;   /* a unit's update */
-    struct metrics_hist step;      /* from one opening to the next */
+    struct {
+        uint64_t step, ns;
+    } saved;                      /* the last checkpoint; ns 0: none since we started */
+    struct metrics_hist returned; /* arrival to credit */
+    struct metrics_hist applied;  /* a unit's update */
+    struct metrics_hist step;     /* from one opening to the next */
     struct metrics_hist collect, decide;
     struct metrics_hist fetch_wait; /* as workers say */
     struct metrics_flow flow[METRICS_RATE_S + 2];
     uint64_t opened_ns, sealed_ns, committed_ns; /* of the step at hand; 0: not seen */
     uint64_t collect_ns, decide_ns, apply_ns;    /* of the last step */
     bool has_collect, has_decide, has_apply;     /* these were seen */
-    struct metrics_sender *senders;              /* owned, [groups]; NULL: none yet */
+    struct metrics_sender *senders;              /* owned, [groups]; NULL: none yet, or a copy's */
     struct metrics_names names;                  /* of the step being collected */
+    struct norms *norms;                         /* counted: norms.h */
 };
 
 struct metrics_rates {
@@ -81,7 +85,10 @@ struct metrics_daemon {
     uint64_t kernels_free_ns; /* when the last finished piece of kernel work was done */
 };
 
-void metrics_model_deinit(struct metrics_model *m);
+/* m is zero. Errors: SHD_ENOMEM. */
+int metrics_model_init(struct metrics_model *m, uint32_t units, struct shd_err *e);
+void metrics_model_copy(const struct metrics_model *m, struct metrics_model *ret_copy);
+void metrics_model_deinit(struct metrics_model *m); /* of a copy as well */
 struct metrics_rates metrics_model_rates(const struct metrics_model *m, uint64_t age_ns,
                                          uint64_t now_ns);
 

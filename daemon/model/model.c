@@ -144,6 +144,9 @@ static int make_units(struct model *m, struct shd_err *e)
     m->units = sys_calloc(units, sizeof *m->units);
     if (m->units == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " units", units);
+    const int made = metrics_model_init(m->metrics, units, e);
+    if (made != SHD_OK)
+        return made;
     for (uint32_t u = 0; u < units; u++) {
         struct model_unit *mu = &m->units[u];
         mu->model = m;
@@ -388,6 +391,13 @@ uint64_t model_norm(const struct model *m, uint32_t unit, double *ret_norm)
 {
     *ret_norm = m->units[unit].applied.norm;
     return m->units[unit].applied.step;
+}
+
+uint64_t model_change(const struct model *m, uint32_t unit, double *ret_update, double *ret_weight)
+{
+    *ret_update = m->units[unit].changed.update;
+    *ret_weight = m->units[unit].changed.weight;
+    return m->units[unit].changed.step;
 }
 
 int model_set(struct model *m, const uint8_t *change, size_t bytes, uint64_t at, uint64_t *ret_from,

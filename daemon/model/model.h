@@ -190,6 +190,9 @@ void model_hypers_done(struct model *m, const struct kern_hyper *hypers);
  * finite. Returns 1 + its step; 0: it is not known. */
 uint64_t model_norm(const struct model *m, uint32_t unit, double *ret_norm);
 
+/* The same of the update that was measured last (norms.h), and of the parameters after it. */
+uint64_t model_change(const struct model *m, uint32_t unit, double *ret_update, double *ret_weight);
+
 /* Change settings, as step_set() at owner 0; change [bytes] is as a message has it. Errors beside
  * those: SHD_EPROTO, SHD_EINVAL, SHD_ERANGE. */
 int model_set(struct model *m, const uint8_t *change, size_t bytes, uint64_t at, uint64_t *ret_from,

@@ -1,4 +1,5 @@
-/* One unit's slice of a model, and the kernel work on it. */
+/* One unit's slice of a model, the kernel work on it, and what that comes to: norms of gradients,
+ * updates and parameters, here and in the rings of norms.h. */
 #ifndef SHD_MODEL_UNIT_H
 #define SHD_MODEL_UNIT_H
 
@@ -9,6 +10,7 @@
 #include "daemon/core/step.h"
 #include "kernels/done.h"
 
+struct kern_change;
 struct kern_hyper;
 struct kern_run;
 struct model;
@@ -30,6 +32,12 @@ struct unit_norm {
     double norm;   /* NaN: it was not finite */
 };
 
+/* Of the slice, after an update that was measured. */
+struct unit_change {
+    uint64_t step;         /* plus 1; 0: of none */
+    double update, weight; /* norms; NaN: not finite */
+};
+
 /* One unit's slice; at most one piece of kernel work on it at a time (the core sees to that). */
 struct model_unit {
     struct task task;
@@ -40,7 +48,9 @@ struct model_unit {
     uint64_t submitted_ns;
     struct kern_sum sum;
     struct unit_norm applied; /* of the step applied last */
-    struct kern_run *runs;    /* owned: parameter groups of the slice */
+    struct unit_change changed;
+    struct kern_change *change; /* of the update that runs (norms.h); NULL: it is not measured */
+    struct kern_run *runs;      /* owned: parameter groups of the slice */
     uint32_t run_count;
     const struct kern_hyper *hypers; /* of the update that runs; else NULL */
     float *acc;                      /* of the slice, in the state segment; NULL: frozen */
@@ -51,5 +61,15 @@ struct model_unit {
     uint8_t put_left;        /* bits of the arrays that are to be copied, the lowest now */
     struct model_unit *next; /* in the backlog */
 };
+
+/* Work on the unit is about to begin; mu->action is still that of the work before it. Of an APPLY:
+ * that has left the step's gradient, and it is found out whether the update is measured. */
+void model_unit_begin(struct model_unit *mu, const struct step_action *next);
+
+/* It is done. */
+void model_unit_end(struct model_unit *mu);
+
+/* The model has gone back to this step. */
+void model_units_forget(struct model *m, uint64_t step);
 
 #endif

@@ -170,8 +170,7 @@ static void arrive(struct rewind *r)
         snapshot_rewound(m, r->step);
     if (model_core_anew(m, &e) != SHD_OK)
         return; /* when there is memory */
-    for (uint32_t u = 0; u < m->ledger->head->units; u++)
-        m->units[u].applied = (struct unit_norm){ 0 };
+    model_units_forget(m, r->step);
     m->spill->bytes = 0;
     m->use.rewinding = false;
     say(m);

@@ -17,6 +17,7 @@
 #include "daemon/view/take.h"
 #include "daemon/view/tensor.h"
 #include "daemon/view/trace_json.h"
+#include "daemon/view/units_json.h"
 #include "daemon/view/view.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -29,7 +30,7 @@
 #define PLAIN           "text/plain; charset=utf-8"
 
 static const char paths[] =
-    "paths here: / /status /metrics /trace?seconds=N /tensor?name=T /healthz\n";
+    "paths here: / /status /metrics /trace?seconds=N /tensor?name=T /units /healthz\n";
 
 struct answer {
     unsigned code;
@@ -112,11 +113,19 @@ static struct answer status_answer(const struct view_snapshot *s)
     return a.text != NULL ? a : no_memory();
 }
 
-static struct answer metrics_answer(const struct view_snapshot *s)
+static const char *argument(struct MHD_Connection *connection, const char *key)
+{
+    return MHD_lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, key);
+}
+
+/* ?units=1: of models with many units, too. */
+static struct answer metrics_answer(const struct view_snapshot *s,
+                                    struct MHD_Connection *connection)
 {
     struct answer a = { .code = MHD_HTTP_OK, .type = "text/plain; version=0.0.4; charset=utf-8" };
+    const char *units = argument(connection, "units");
     struct shd_err e;
-    if (metrics_text(s, &a.text, &a.bytes, &e) != SHD_OK)
+    if (metrics_text(s, units != NULL && strcmp(units, "1") == 0, &a.text, &a.bytes, &e) != SHD_OK)
         return no_memory();
     return a;
 }
@@ -126,7 +135,7 @@ static struct answer metrics_answer(const struct view_snapshot *s)
 
 static bool trace_seconds(struct MHD_Connection *connection, uint32_t *ret_seconds)
 {
-    const char *text = MHD_lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, "seconds");
+    const char *text = argument(connection, "seconds");
     if (text == NULL) {
         *ret_seconds = TRACE_S_DEFAULT;
         return true;
@@ -184,6 +193,54 @@ static struct answer health_answer(const struct http *h, const struct view_snaps
     };
 }
 
+/* -- Refusals in words ---------------------------------------------------------------------------
+ */
+
+static struct answer refusal(unsigned code, const struct shd_err *why)
+{
+    char *text = NULL;
+    const int length = asprintf(&text, "%s\n", why->text);
+    if (length < 0)
+        return no_memory();
+    return (struct answer){ .code = code, .type = PLAIN, .text = text, .bytes = (size_t)length };
+}
+
+/* -- Units --------------------------------------------------------------------------------------
+ */
+
+/* A number, or what was there where it was not given. */
+static bool take_number(struct MHD_Connection *connection, const char *key, uint64_t *number)
+{
+    const char *text = argument(connection, key);
+    char *end;
+    if (text == NULL)
+        return true;
+    errno = 0;
+    const unsigned long long x = strtoull(text, &end, 10);
+    if (errno != 0 || *text < '0' || *text > '9' || *end != '\0')
+        return false;
+    *number = x;
+    return true;
+}
+
+static struct answer units_answer(const struct view_snapshot *s, struct MHD_Connection *connection)
+{
+    struct units_question q = { .from = UINT64_MAX };
+    struct answer a = { .code = MHD_HTTP_OK, .type = "application/json" };
+    struct shd_err e;
+    const char *model = argument(connection, "model"), *sums = argument(connection, "sums");
+    if (!take_number(connection, "from", &q.from) || !take_number(connection, "unit", &q.unit) ||
+        (model != NULL && strlen(model) >= sizeof q.model))
+        return plain(MHD_HTTP_BAD_REQUEST,
+                     "/units: of ?model=M, &from=STEP, &unit=NUMBER, &sums=1\n");
+    snprintf(q.model, sizeof q.model, "%s", model != NULL ? model : "");
+    q.sums = sums != NULL && strcmp(sums, "1") == 0;
+    const int r = units_json(s, &q, &a.text, &a.bytes, &e);
+    if (r == SHD_OK)
+        return a;
+    return r == SHD_ENOMEM ? no_memory() : refusal(MHD_HTTP_NOT_FOUND, &e);
+}
+
 /* -- A tensor -----------------------------------------------------------------------------------
  */
 
@@ -196,7 +253,7 @@ static bool tensor_question(struct MHD_Connection *connection, struct tensor_que
     const char *given[3] = { NULL };
     static const char *const keys[] = { "model", "name", "array" };
     for (size_t i = 0; i < ARRAY_SIZE(keys); i++)
-        given[i] = MHD_lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, keys[i]);
+        given[i] = argument(connection, keys[i]);
     *ret = (struct tensor_question){ .array = ARRAY_SIZE(arrays) };
     for (uint32_t i = 0; i < ARRAY_SIZE(arrays); i++)
         if (strcmp(given[2] != NULL ? given[2] : arrays[0], arrays[i]) == 0)
@@ -217,14 +274,7 @@ static struct answer tensor_text(int status, char *json, size_t bytes, const str
             .code = MHD_HTTP_OK, .type = "application/json", .text = json, .bytes = bytes
         };
     const bool none = status == SHD_ENOENT || status == SHD_EINVAL || status == SHD_ENOTSUP;
-    char *text = NULL;
-    const int length = asprintf(&text, "%s\n", why->text);
-    if (length < 0)
-        return no_memory();
-    return (struct answer){ .code = none ? MHD_HTTP_NOT_FOUND : MHD_HTTP_SERVICE_UNAVAILABLE,
-                            .type = PLAIN,
-                            .text = text,
-                            .bytes = (size_t)length };
+    return refusal(none ? MHD_HTTP_NOT_FOUND : MHD_HTTP_SERVICE_UNAVAILABLE, why);
 }
 
 static enum http_next tensor_next(struct http *h, struct http_conn *c)
@@ -256,12 +306,12 @@ static enum http_next tensor_next(struct http *h, struct http_conn *c)
 /* -- Requests -----------------------------------------------------------------------------------
  */
 
-enum what { PAGE, STATUS, METRICS, TRACE, HEALTH, TENSOR, WHATS };
+enum what { PAGE, STATUS, METRICS, TRACE, HEALTH, TENSOR, UNITS, WHATS };
 
 static enum what find_path(const char *url)
 {
-    static const char *const urls[WHATS] = { "/",      "/status",  "/metrics",
-                                             "/trace", "/healthz", "/tensor" };
+    static const char *const urls[WHATS] = { "/",        "/status", "/metrics", "/trace",
+                                             "/healthz", "/tensor", "/units" };
     enum what what = PAGE;
     while (what < WHATS && strcmp(url, urls[what]) != 0)
         what++;
@@ -315,7 +365,9 @@ static struct answer answer_from(struct http *h, struct http_conn *c, enum what 
                      "the event loop did not answer in time: ask again\n");
     if (what == STATUS)
         return status_answer(s);
-    return what == METRICS ? metrics_answer(s) : trace_answer(h, c, s, seconds);
+    if (what == UNITS)
+        return units_answer(s, c->connection);
+    return what == METRICS ? metrics_answer(s, c->connection) : trace_answer(h, c, s, seconds);
 }
 
 enum http_next http_answer(struct http *h, enum http_kind kind, struct http_conn *c,

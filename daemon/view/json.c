@@ -143,10 +143,10 @@ static json_t *pins_json(const struct view_model *vm)
 /* The last checkpoint that was written here. */
 static json_t *saved_json(const struct metrics_model *mm, uint64_t now_ns)
 {
-    if (mm->saved_ns == 0)
+    if (mm->saved.ns == 0)
         return json_null();
-    const double age_s = now_ns > mm->saved_ns ? (double)(now_ns - mm->saved_ns) * S_PER_NS : 0;
-    return json_pack("{s:I, s:f}", "step", (json_int_t)mm->saved_step, "age_s", age_s);
+    const double age_s = now_ns > mm->saved.ns ? (double)(now_ns - mm->saved.ns) * S_PER_NS : 0;
+    return json_pack("{s:I, s:f}", "step", (json_int_t)mm->saved.step, "age_s", age_s);
 }
 
 /* The sum and the decision of the last sealed step. */

@@ -189,9 +189,9 @@ static void write_ages(const struct page *p)
                  "When the last checkpoint was written, since 1970.");
     for (uint32_t i = 0; i < p->s->model_count; i++) {
         const struct view_model *m = &p->s->models[i];
-        if (m->metrics.saved_ns != 0)
+        if (m->metrics.saved.ns != 0)
             fprintf(p->out, "shardd_checkpoint_time_seconds{device=\"%s\",model=\"%s\"} %.3f\n",
-                    p->device, m->spec->name, p->s->time_s - seconds_since(p, m->metrics.saved_ns));
+                    p->device, m->spec->name, p->s->time_s - seconds_since(p, m->metrics.saved.ns));
     }
 }
 
@@ -228,27 +228,70 @@ static void write_steps(const struct page *p)
     }
 }
 
-/* A label for each unit costs whoever stores it: of models with more units there are none. */
-#define NORM_UNITS_MAX 256u
+/* A label for each unit costs whoever stores it: of models with more units there are none, unless
+ * they are asked for. */
+#define NORM_UNITS_MAX  256u
+#define NORM_UNITS_MOST 4096u
 
-static void write_norms(const struct page *p)
+/* Of a unit. False: it has none. */
+typedef bool unit_value(const struct view_unit *unit, double *ret_value);
+
+static bool grad_norm(const struct view_unit *unit, double *ret_value)
 {
-    begin_family(p, "unit_grad_norm", "gauge",
-                 "Of a unit's part here of the last step's mean gradient, before clipping; of "
-                 "models with at most 256 units.");
-    for (uint32_t i = 0; i < p->s->model_count; i++) {
-        const struct view_model *m = &p->s->models[i];
-        for (uint32_t u = 0; m->spec->unit_count <= NORM_UNITS_MAX && u < m->spec->unit_count;
-             u++) {
-            const struct view_unit *unit = &m->units[u];
-            if (unit->norm_step == 0 || m->spec->units[u].frozen || m->spec->units[u].mean)
-                continue;
-            fprintf(p->out, "shardd_unit_grad_norm{device=\"%s\",model=\"%s\",unit=\"%s\"} ",
-                    p->device, m->spec->name, m->spec->units[u].name);
-            if (isfinite(unit->grad_norm))
-                fprintf(p->out, "%.9g\n", unit->grad_norm);
-            else
-                fprintf(p->out, "NaN\n");
+    *ret_value = unit->grad_norm;
+    return unit->norm_step != 0;
+}
+
+static bool update_norm(const struct view_unit *unit, double *ret_value)
+{
+    *ret_value = unit->changed.update;
+    return unit->changed.step != 0;
+}
+
+static bool weight_norm(const struct view_unit *unit, double *ret_value)
+{
+    *ret_value = unit->changed.weight;
+    return unit->changed.step != 0;
+}
+
+static void write_unit_values(const struct page *p, const struct view_model *m, const char *name,
+                              unit_value *value_of)
+{
+    for (uint32_t u = 0; u < m->spec->unit_count; u++) {
+        double value;
+        if (m->spec->units[u].frozen || m->spec->units[u].mean || !value_of(&m->units[u], &value))
+            continue;
+        fprintf(p->out, "shardd_%s{device=\"%s\",model=\"%s\",unit=\"%s\"} ", name, p->device,
+                m->spec->name, m->spec->units[u].name);
+        if (isfinite(value))
+            fprintf(p->out, "%.9g\n", value);
+        else
+            fprintf(p->out, "NaN\n");
+    }
+}
+
+static void write_norms(const struct page *p, bool units)
+{
+    static const struct {
+        const char *name, *help;
+        unit_value *value_of;
+    } families[] = {
+        { "unit_grad_norm",
+          "Of a unit's part here of the last step's mean gradient, before clipping; of models "
+          "with at most 256 units, or 4096 with ?units=1.",
+          grad_norm },
+        { "unit_update_norm",
+          "Of the change of a unit's part here by the update that was measured last; likewise.",
+          update_norm },
+        { "unit_weight_norm", "Of a unit's parameters here after that update; likewise.",
+          weight_norm },
+    };
+    for (size_t f = 0; f < ARRAY_SIZE(families); f++) {
+        begin_family(p, families[f].name, "gauge", families[f].help);
+        for (uint32_t i = 0; i < p->s->model_count; i++) {
+            const struct view_model *m = &p->s->models[i];
+            if (m->spec->unit_count <= (units ? NORM_UNITS_MOST : NORM_UNITS_MAX))
+                write_unit_values(p, m, families[f].name, families[f].value_of);
         }
     }
 }
@@ -346,7 +389,7 @@ static void write_hists(const struct page *p)
     }
 }
 
-int metrics_text(const struct view_snapshot *s, char **ret_text, size_t *ret_bytes,
+int metrics_text(const struct view_snapshot *s, bool units, char **ret_text, size_t *ret_bytes,
                  struct shd_err *e)
 {
     char *text = NULL;
@@ -365,7 +408,7 @@ int metrics_text(const struct view_snapshot *s, char **ret_text, size_t *ret_byt
     write_room(&p);
     write_ages(&p);
     write_steps(&p);
-    write_norms(&p);
+    write_norms(&p, units);
     write_verified(&p);
     write_waits(&p);
     write_hists(&p);

@@ -2,14 +2,15 @@
 #ifndef SHD_METRICS_TEXT_H
 #define SHD_METRICS_TEXT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "proto/base/status.h"
 
 struct view_snapshot;
 
-/* *ret_text is the caller's, to be freed. Errors: SHD_ENOMEM. */
-int metrics_text(const struct view_snapshot *s, char **ret_text, size_t *ret_bytes,
+/* units: of models with many, too. *ret_text is the caller's, to be freed. Errors: SHD_ENOMEM. */
+int metrics_text(const struct view_snapshot *s, bool units, char **ret_text, size_t *ret_bytes,
                  struct shd_err *e);
 
 #endif

@@ -29,6 +29,10 @@ struct view_unit {
     uint32_t returned;
     uint64_t norm_step; /* plus 1: that grad_norm is of; 0: it is not known */
     double grad_norm;   /* of the mean gradient's part that is here; NaN: not finite */
+    struct {
+        uint64_t step;         /* plus 1; 0: none was measured */
+        double update, weight; /* norms of the part that is here; NaN: not finite */
+    } changed;                 /* by the update that was measured last */
 };
 
 struct view_lease {
@@ -99,7 +103,7 @@ struct view_model {
         char *settings;      /* owned: JSON, of the one that is collected; NULL: nothing is set */
         struct verify_state *verified; /* owned; NULL: the model has none that are */
     } last;                            /* steps */
-    struct metrics_model metrics;      /* without senders */
+    struct metrics_model metrics;      /* without senders; its norms are counted */
     struct metrics_rates rates;
     struct {
         bool saves; /* a checkpoint is being written: */

@@ -38,6 +38,8 @@ static void take_units(const struct model *m, struct view_model *vm)
                                            .version = board_version(m->board, u),
                                            .returned = step_unit_next(m->core, u) };
         vm->units[u].norm_step = model_norm(m, u, &vm->units[u].grad_norm);
+        vm->units[u].changed.step = model_change(m, u, &vm->units[u].changed.update,
+                                                 &vm->units[u].changed.weight);
     }
 }
 
@@ -158,8 +160,7 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->last.sealed = *step_record(m->core);
     vm->last.committed = step_last_result(m->core);
     vm->last.is_stopped = model_stopped(m, &vm->last.stopped);
-    vm->metrics = *m->metrics;
-    vm->metrics.senders = NULL;
+    metrics_model_copy(m->metrics, &vm->metrics);
     vm->captures.saves = checkpoint_progress(m, &vm->captures.checkpoint);
     vm->rates = metrics_model_rates(m->metrics, now_ns - m->daemon->started_ns, now_ns);
 }
@@ -367,6 +368,7 @@ void view_unref(struct view_snapshot *s)
         free(s->models[i].waiting_list);
         free(s->models[i].last.settings);
         free(s->models[i].last.verified);
+        metrics_model_deinit(&s->models[i].metrics);
     }
     for (uint32_t i = 0; s->sessions != NULL && i < s->session_count; i++)
         free(s->sessions[i].spans);

@@ -30,6 +30,9 @@ PANELS = [  # title, unit, [(expression, legend)]
     ("Gradient norm", "none", [(f"shardd_grad_norm{MODEL}", "{{device}} {{model}}")]),
     ("Gradient norm by unit", "none", [
         (f"sqrt(sum by (model, unit) (shardd_unit_grad_norm{MODEL} ^ 2))", "{{model}} {{unit}}")]),
+    ("Update to weight by unit", "none", [
+        (f"sqrt(sum by (model, unit) (shardd_unit_update_norm{MODEL} ^ 2) / "
+         f"sum by (model, unit) (shardd_unit_weight_norm{MODEL} ^ 2))", "{{model}} {{unit}}")]),
     ("Daemons", "none", [(f"shardd_up{SELECT}", "{{device}}"),
                          (f"shardd_build_info{SELECT}", "{{device}} {{version}} {{isa}}")]),
     ("Gradients per second", "ops", [(rate("shardd_returns_total"), "{{device}} {{model}}"),
