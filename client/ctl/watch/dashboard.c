@@ -26,6 +26,7 @@
 #include "client/ctl/watch/status_join.h"
 #include "client/ctl/watch/status_node.h"
 #include "client/ctl/watch/tensor_merge.h"
+#include "client/ctl/watch/units_merge.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/page/page.h"
@@ -44,15 +45,15 @@ static const char dashboard_more[] = VERB_WHERE
     "  shardctl dashboard --open\n"
     "  ssh -t -L 8440:127.0.0.1:8440 HOST shardctl dashboard   # another machine's, at localhost\n"
     "\n"
-    "paths: /  the page; /status  {schema, daemons[]} (docs/status.md); /tensor  of all owners; "
-    "/healthz  200\nwhile it runs\n"
+    "paths: /  the page; /status  {schema, daemons[]} (docs/status.md); /tensor, /units  of all "
+    "owners;\n/healthz  200 while it runs\n"
     "\n"
     "exit codes: 0 ended by a signal; 1 no daemon, or no place to listen; 2 wrong command line\n";
 
 struct dashboard {
     struct node node;
     const struct serve *serve; /* borrowed */
-    char *tensor;              /* owned: the last answer about one; NULL: none */
+    char *said;                /* owned: the last answer about a tensor or units; NULL: none */
     char *text;                /* owned: the last answer; NULL: none yet */
     uint64_t asked_ns;
 };
@@ -128,13 +129,27 @@ static bool add_argument(const struct dashboard *b, const char *key, char *query
     return *value == '\0';
 }
 
+/* What b->said is, or why there is nothing to say. */
+static void answer_said(struct dashboard *b, int status, const struct shd_err *why,
+                        struct serve_answer *a)
+{
+    *a = (struct serve_answer){ MHD_HTTP_OK, "application/json", b->said, 0, .changes = true };
+    if (status != SHD_OK) {
+        b->said = strdup(why->text);
+        *a = (struct serve_answer){ status == SHD_ENOENT ? MHD_HTTP_NOT_FOUND
+                                                         : MHD_HTTP_SERVICE_UNAVAILABLE,
+                                    NULL, b->said, 0, .changes = true };
+    }
+    a->bytes = b->said != NULL ? strlen(b->said) : 0;
+}
+
 /* Each owner counts its part; their answer is here the one of all. */
 static void answer_tensor(struct dashboard *b, struct serve_answer *a)
 {
     char query[900] = "";
     struct shd_err e = { 0 };
-    free(b->tensor);
-    b->tensor = NULL;
+    free(b->said);
+    b->said = NULL;
     if (serve_argument(b->serve, "name") == NULL ||
         !add_argument(b, "model", query, sizeof query) ||
         !add_argument(b, "name", query, sizeof query) ||
@@ -143,15 +158,39 @@ static void answer_tensor(struct dashboard *b, struct serve_answer *a)
         return;
     }
     node_scan(&b->node, NULL);
-    const int r = tensor_merge_ask(&b->node, query, &b->tensor, &e);
-    *a = (struct serve_answer){ MHD_HTTP_OK, "application/json", b->tensor, 0, .changes = true };
-    if (r != SHD_OK) {
-        b->tensor = strdup(e.text);
-        *a = (struct serve_answer){ r == SHD_ENOENT ? MHD_HTTP_NOT_FOUND
-                                                    : MHD_HTTP_SERVICE_UNAVAILABLE,
-                                    NULL, b->tensor, 0, .changes = true };
+    const int r = tensor_merge_ask(&b->node, query, &b->said, &e);
+    answer_said(b, r, &e, a);
+}
+
+/* Of a number that was not given, too. */
+static bool is_number(const struct dashboard *b, const char *key)
+{
+    const char *value = serve_argument(b->serve, key);
+    return value == NULL || (*value != '\0' && strspn(value, "0123456789") == strlen(value));
+}
+
+/* Norms of units, likewise. */
+static void answer_units(struct dashboard *b, struct serve_answer *a)
+{
+    char query[900] = "";
+    struct shd_err e = { 0 };
+    json_t *units = NULL;
+    free(b->said);
+    b->said = NULL;
+    if (!is_number(b, "from") || !is_number(b, "unit") ||
+        !add_argument(b, "model", query, sizeof query) ||
+        !add_argument(b, "from", query, sizeof query) ||
+        !add_argument(b, "unit", query, sizeof query)) {
+        *a = serve_text(MHD_HTTP_BAD_REQUEST, "/units: of ?model=M, &from=STEP, &unit=NUMBER\n");
+        return;
     }
-    a->bytes = b->tensor != NULL ? strlen(b->tensor) : 0;
+    node_scan(&b->node, NULL);
+    int r = units_merge_ask(&b->node, query, &units, &e);
+    b->said = r == SHD_OK ? json_dumps(units, JSON_COMPACT) : NULL;
+    json_decref(units);
+    if (r == SHD_OK && b->said == NULL)
+        r = err_set(&e, SHD_ENOMEM, "no memory for the norms of units");
+    answer_said(b, r, &e, a);
 }
 
 static void answer(void *ctx, const char *path, struct serve_answer *ret_answer)
@@ -163,6 +202,8 @@ static void answer(void *ctx, const char *path, struct serve_answer *ret_answer)
         answer_status(ctx, ret_answer);
     else if (strcmp(path, "/tensor") == 0)
         answer_tensor(ctx, ret_answer);
+    else if (strcmp(path, "/units") == 0)
+        answer_units(ctx, ret_answer);
     else if (strcmp(path, "/healthz") == 0)
         *ret_answer = serve_text(MHD_HTTP_OK, "ok\n");
 }
@@ -206,7 +247,7 @@ static int dashboard(struct dashboard_options *o)
     struct dashboard b = { .text = NULL };
     struct serve serve = { .answer = answer,
                            .ctx = &b,
-                           .paths = "there are /, /status, /tensor?name=T and /healthz\n",
+                           .paths = "there are /, /status, /tensor?name=T, /units and /healthz\n",
                            .seen = "names and pids of all workers",
                            .allow_remote = o->allow_remote };
     struct shd_err e = { 0 };
@@ -231,7 +272,7 @@ static int dashboard(struct dashboard_options *o)
     }
     node_close(&b.node);
     free(b.text);
-    free(b.tensor);
+    free(b.said);
     return code;
 }
 

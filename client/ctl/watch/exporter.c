@@ -52,6 +52,7 @@ struct exporter {
     char *text; /* owned: the last answer; NULL: none yet */
     size_t bytes;
     uint64_t asked_ns;
+    bool units; /* of models with many, too */
 };
 
 /* -- All daemons' metrics in one --------------------------------------------------------------- */
@@ -82,14 +83,14 @@ static int take(struct metrics_merge *m, struct node_daemon *d, const struct htt
     return metrics_merge_add_down(m, d->device, e);
 }
 
-static int ask_all(struct node *n, struct metrics_merge *m, struct shd_err *e)
+static int ask_all(struct node *n, bool units, struct metrics_merge *m, struct shd_err *e)
 {
     int r = SHD_OK;
     for (uint32_t i = 0; i < n->count; i++) {
         char path[NODE_SOCKET_BYTES];
         node_socket(n, &n->daemons[i], path);
-        n->daemons[i].http = http_start(&n->client, path, "/metrics", PAGE_BYTES_MAX,
-                                        n->timeout_ms);
+        n->daemons[i].http = http_start(&n->client, path, units ? "/metrics?units=1" : "/metrics",
+                                        PAGE_BYTES_MAX, n->timeout_ms);
     }
     http_client_run(&n->client);
     for (uint32_t i = 0; i < n->count; i++) {
@@ -114,7 +115,7 @@ static bool refresh(struct exporter *x)
     size_t bytes = 0;
     (void)node_scan(&x->node, NULL); /* its directory may be yet to come */
     node_forget_gone(&x->node);
-    int r = ask_all(&x->node, m, NULL);
+    int r = ask_all(&x->node, x->units, m, NULL);
     if (r == SHD_OK)
         r = metrics_merge_text(m, &text, &bytes, NULL);
     metrics_merge_deinit(m);
@@ -148,9 +149,9 @@ static void begun(void *name)
     fflush(stdout);
 }
 
-static int exporter(const char *address, const char *where, bool allow_remote)
+static int exporter(const char *address, const char *where, bool units, bool allow_remote)
 {
-    struct exporter x = { .text = NULL };
+    struct exporter x = { .units = units };
     struct serve serve = { .answer = answer,
                            .ctx = &x,
                            .paths = "there are /metrics and /healthz\n",
@@ -175,11 +176,13 @@ static int exporter(const char *address, const char *where, bool allow_remote)
 int verb_exporter(int argc, char **argv)
 {
     const char *address = NULL, *where = LISTEN_DEFAULT;
-    bool allow_remote = false;
+    bool units = false, allow_remote = false;
     const struct flag table[] = {
         VERB_ADDRESS_FLAGS(address),
         { "listen", 'l', FLAG_STRING, "HOST:PORT", "where to listen (" LISTEN_DEFAULT ")", &where,
           0, 0 },
+        { "units", 'u', FLAG_BOOL, NULL,
+          "norms of each unit of models with up to 4096 of them, else 256", &units, 0, 0 },
         { "allow-remote", 0, FLAG_BOOL, NULL,
           "let other machines read it: there is no password and no encryption", &allow_remote, 0,
           0 },
@@ -189,5 +192,5 @@ int verb_exporter(int argc, char **argv)
     if (code >= 0)
         return code;
     text_init();
-    return exporter(address, where, allow_remote);
+    return exporter(address, where, units, allow_remote);
 }

@@ -12,6 +12,7 @@
 #include "client/ctl/base/text.h"
 #include "client/ctl/watch/show_draw.h"
 #include "client/ctl/watch/show_slice.h"
+#include "client/ctl/watch/show_units.h"
 #include "client/shd.h"
 #include "proto/spec/spec_json.h"
 
@@ -33,6 +34,7 @@ static const char show_more[] =
     "  shardctl show gpt h.0.mlp.c_fc.weight          one of them, and its last update\n"
     "  shardctl show gpt 'h.*.weight' --array grad    a line for each that matches\n"
     "  shardctl show wte --slice 0:2,0:8              values: of each dimension A:B\n"
+    "  shardctl show gpt --units                      gradient norm and update of each unit\n"
     "\n" VERB_WHERE "\n"
     "exit code 1: no daemon, no such model or tensor, or an array that is not there now\n";
 
@@ -40,7 +42,8 @@ struct options {
     const char *address, *model, *tensor; /* one word alone may be either, and is `model` first */
     const char *array_name, *slice;
     enum shd_array array;
-    bool stats, hist, json;
+    bool stats, hist, json, units;
+    uint32_t last; /* steps; 0: not given */
 };
 
 struct shown {
@@ -370,8 +373,13 @@ int verb_show(int argc, char **argv)
         { "hist", 0, FLAG_BOOL, NULL, "the histogram without the numbers", &o.hist, 0, 0 },
         { "slice", 0, FLAG_STRING, "A:B,...", "values instead: of each dimension from A up to B",
           &o.slice, 0, 0 },
-        { "json", 'j', FLAG_BOOL, NULL, "one JSON object; with a pattern one a line", &o.json, 0,
+        { "units", 'u', FLAG_BOOL, NULL,
+          "of each unit instead: norm of its last gradient, how large its update was", &o.units, 0,
           0 },
+        { "last", 'n', FLAG_U32, "N", "with --units: the last N steps (1)", &o.last, 1,
+          SHOW_UNITS_STEPS_MAX },
+        { "json", 'j', FLAG_BOOL, NULL, "one JSON object; with a pattern or --last one a line",
+          &o.json, 0, 0 },
     };
     const struct flags flags = VERB_FLAGS(show, "shardctl show [MODEL] [TENSOR] [FLAGS]", table);
     const int code = verb_start_words(&flags, argc, argv, &words);
@@ -383,6 +391,12 @@ int verb_show(int argc, char **argv)
     o.tensor = words > 1 ? argv[2] : NULL;
     if (find_array(&o, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
+    if (o.last > 0 && !o.units)
+        return ctl_usage("--last goes with --units; the history of steps is shardctl log");
+    if (o.units && (o.tensor != NULL || o.slice != NULL || o.stats || o.hist))
+        return ctl_usage("--units is of a whole model: no tensor, --slice, --stats or --hist");
+    if (o.units)
+        return show_units(&(struct show_units){ o.address, o.model, o.last, o.json });
     if (show(&o, &e) == SHD_OK)
         return CTL_OK;
     return ctl_fail("%s", e.text);

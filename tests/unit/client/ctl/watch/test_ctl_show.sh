@@ -31,6 +31,8 @@ timeout "$limit_s" shardctl up --runtime-dir "$dir/at" --daemons 3 >"$dir/up" 2>
 export SHARDD_ADDRESS=$dir/at
 run 1
 says "has no model: a worker makes one"
+run 1 --units
+says "no model is open here"
 timeout "$((3 * limit_s))" shd-gpt --layers 1 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 2 --steps 2 \
     --sample 0 >"$dir/gpt" 2>&1 || fail "shd-gpt: $(cat "$dir/gpt")"
 
@@ -114,6 +116,45 @@ for path, wanted in (("/tensor", 400), ("/tensor?name=x", 404), ("/tensor?name=%
     assert ask(path)[0] == wanted, (path, ask(path))
 PY
 done
+
+echo "units add up to the step's norm, in the terminal and at the dashboard"
+run 0 gpt --units
+has "model gpt, step 1, gradient norm "
+has "; update and parameters of step 0"
+grep -qE '^embed +[0-9.e-]+ +[0-9.]+ % +[0-9.e-]+ +[0-9.]+$' "$dir/out" || fail "no line of embed"
+run 0 --units --last 2 --json
+timeout "$limit_s" shardctl log --last 2 --json >"$dir/log" 2>&1 || fail "log: $(cat "$dir/log")"
+python3 - "$dir/dash" "$dir/out" "$dir/log" <<'PY' || fail "units: not what the steps came to: $(cat "$dir/dashboard")"
+import http.client, json, math, socket, sys
+
+def ask(path):
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(sys.argv[1])
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+shown, log = ([json.loads(line) for line in open(path)] for path in sys.argv[2:])
+assert [s["step"] for s in shown] == [0, 1] and [r["step"] for r in log] == [1, 2], (shown, log)
+for s, r in zip(shown, log):
+    assert abs(s["grad_norm"] / r["norm"] - 1) < 1e-12, (s, r)
+    assert abs(sum(u["share"] for u in s["units"]) - 1) < 1e-12, s
+    assert s["measured_step"] == 0 and not s["skipped"] and all(u["finite"] for u in s["units"])
+    assert all(0 < u["update_ratio"] < 1 and u["weight_norm"] > 0 for u in s["units"])
+status, text = ask("/units?model=gpt&from=0")
+assert status == 200, (status, text)
+got = json.loads(text)
+assert (got["owners"], got["next"], got["every"]) == (3, 2, 8) and "owner" not in got, got
+for s, row in zip(shown, got["rows"]):
+    assert "sums" not in row and row["bad"] == [] and row["skipped"] is False and row["guard"] is None
+    assert [u["grad_norm"] for u in s["units"]] == row["grad"], (s, row)
+    assert s["step"] > 0 or [u["update_ratio"] for u in s["units"]] == row["ratio"]
+assert got["rows"][1]["ratio"] == [None] * len(got["units"])
+for path, wanted in (("/units?model=no", 404), ("/units?from=x", 400), ("/units?unit=99", 404),
+                     ("/units?model=" + "x" * 400, 400)):
+    assert ask(path)[0] == wanted, (path, ask(path))
+PY
 kill "$dashboard"
 wait "$dashboard" || fail "the dashboard ended with $?"
 
@@ -146,3 +187,10 @@ run 1 other wte.weight
 run 2 wte.weight --array grads
 says "did you mean grad?"
 run 2 gpt wte.weight more
+run 1 other --units
+says "no open model 'other' here"
+run 2 gpt wte.weight --units
+says "--units is of a whole model"
+run 2 gpt --last 3
+says "--last goes with --units"
+run 2 gpt --units --last 0
