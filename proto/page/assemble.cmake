@@ -1,7 +1,7 @@
 # cmake -DOUT=page.html -P assemble.cmake: the page as one file: page.html with each line @NAME@
 # replaced by the file NAME beside it; comments and indentation are dropped.
 set(here ${CMAKE_CURRENT_LIST_DIR})
-set(bytes_max 65536)
+set(bytes_max 73728)
 
 file(READ ${here}/page.html page)
 string(REGEX MATCHALL "@[a-z]+\\.(css|js)@" places "${page}")

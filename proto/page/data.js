@@ -25,7 +25,7 @@ const state = {
   waits: [],
   workers: [],
   steps: new Map(), /* device + model: [{step, collect, decide, apply}], oldest first */
-  norms: new Map(), /* model: [{step, of: Map(unit: norm)}], oldest first */
+  units: new Map(), /* model: what /units said, its rows oldest first */
   waited: [], /* [{at_ms, kinds: {kind: {longest, count}}}], oldest first */
   lost: new Map(), /* device: when it was first unreachable */
   headline: null, /* who holds training up, as the one who answers sees it */
@@ -45,7 +45,6 @@ function take(document, now_ms) {
   state.workers = mergedWorkers();
   noteLost(now_ms);
   noteSteps();
-  noteNorms();
   noteWaits(now_ms);
 }
 
@@ -75,24 +74,6 @@ function noteSteps() {
         samples.push({ step: m.step - 1, collect: times.collect, decide: times.decide, apply: times.apply });
       state.steps.set(key, samples.slice(-SAMPLES));
     }
-}
-
-/* Norms of a unit's parts at its owners are one norm where they are of the same step, that is between
- * two updates. */
-function noteNorms() {
-  for (const name of state.models) {
-    const models = state.daemons.map((d) => modelOf(d, name)).filter((m) => m && m.step > 0);
-    const samples = state.norms.get(name) || [], step = models.length > 0 ? models[0].step - 1 : 0;
-    const last = samples[samples.length - 1];
-    if (models.length === 0 || models.some((m) => m.step !== step + 1 || m.phase === "APPLYING") ||
-      (last && last.step === step)) continue;
-    const of = new Map();
-    for (const m of models)
-      for (const u of list(m.units).filter((unit) => isNumber(unit.grad_norm)))
-        of.set(text(u.name), Math.hypot(of.get(text(u.name)) || 0, u.grad_norm));
-    if (of.size > 0) samples.push({ step, of });
-    state.norms.set(name, samples.slice(-SAMPLES));
-  }
 }
 
 const stepsOf = (d, m) => state.steps.get(deviceOf(d) + "\n" + text(m.name)) || [];

@@ -67,7 +67,7 @@ function tableHead(node, columns) {
   const tr = node.createTHead().insertRow();
   tr.setAttribute("role", "row");
   for (const column of columns) {
-    const th = h("th", column.cls === "num" ? "num" : "", column.head);
+    const th = h("th", /^num/.test(column.cls) ? "num" : "", column.head);
     th.scope = "col";
     th.setAttribute("role", "columnheader");
     tr.append(th);

@@ -3,11 +3,11 @@
 const EVERY_MS = 1000, HIDDEN_MS = 10000, BACKOFF_MS_MAX = 15000, TIMEOUT_MS = 8000;
 const poll = { timer: 0, failures: 0, failed_ms: 0, why: "", paused: false, busy: false };
 
-async function ask() {
+async function ask(path) {
   const abort = new AbortController();
   const timer = setTimeout(() => abort.abort(), TIMEOUT_MS);
   try {
-    const answer = await fetch("status", { cache: "no-store", credentials: "same-origin",
+    const answer = await fetch(path, { cache: "no-store", credentials: "same-origin",
       signal: abort.signal });
     if (!answer.ok) throw new Error("HTTP status " + answer.status);
     return await answer.json();
@@ -18,15 +18,27 @@ async function ask() {
   }
 }
 
+/* What is behind the page without it: an answer that does not come is said beside the map. */
+async function askUnits() {
+  const question = unitsQuestion(), model = state.model;
+  if (question === null) return;
+  try {
+    takeUnits(model, object(await ask(question)));
+  } catch (e) {
+    missUnits(model, e instanceof Error ? e.message : String(e));
+  }
+}
+
 async function turn() {
   if (poll.busy) return;
   poll.busy = true;
   clearTimeout(poll.timer);
   try {
-    const answer = await ask();
+    const answer = await ask("status");
     if (answer === null || typeof answer !== "object") throw new Error("the answer is no status document");
     take(answer, Date.now());
     poll.failures = 0;
+    await askUnits();
   } catch (e) {
     if (poll.failures++ === 0) poll.failed_ms = Date.now();
     poll.why = e instanceof Error ? e.message : String(e);
@@ -94,7 +106,7 @@ function show() {
   showOverview();
   showMap();
   showSteps();
-  showNorms();
+  showHeat();
   showWaits();
   showMemory();
   showWorkers();
@@ -147,6 +159,7 @@ byId("pause").addEventListener("click", () => {
 byId("model-select").addEventListener("change", (event) => {
   state.model = event.target.value;
   show();
+  askUnits().then(showHeat);
 });
 
 document.addEventListener("visibilitychange", () => {

@@ -78,51 +78,6 @@ function showSteps() {
     { empty: "No step has ended yet." });
 }
 
-/* -- Gradient norms: units down, steps across --------------------------------------------------- */
-
-const NORMS_SHOWN = 128;
-const HEAT = ["n0", "n1", "n2", "n3", "n4", "n5"];
-
-/* Half a decade below the largest norm shown is one shade less. */
-function shade(norm, full) {
-  const below = norm > 0 ? Math.floor(-2 * Math.log10(norm / full)) : HEAT.length;
-  return Math.max(0, HEAT.length - 1 - below);
-}
-
-function fillHeat(cell, row) {
-  const first = SAMPLES - row.samples.length, bars = [];
-  row.samples.forEach((s, i) => {
-    const norm = s.of.get(row.name);
-    if (isNumber(norm)) bars.push({ at: first + i,
-      parts: HEAT.map((_, k) => (k === shade(norm, row.full) ? 1 : 0)) });
-  });
-  chart(cell, HEAT, bars, SAMPLES, 1, "heat");
-}
-
-const normText = (x) => (isNumber(x) ? x.toPrecision(3) : NONE);
-
-const normColumns = [
-  { head: "Unit", cls: "name", fill: (c, row) => setText(c, row.name) },
-  { head: "Norm", cls: "num", fill: (c, row) => setText(c, normText(lastStep(row).of.get(row.name))) },
-  { head: "Recent steps", cls: "full chartcell", fill: fillHeat },
-];
-
-function normsLead(samples, full) {
-  if (samples.length === 0) return "";
-  const units = samples[samples.length - 1].of.size;
-  return `Of each unit\u2019s part of the mean gradient, before clipping, after step ${count(samples[samples.length - 1].step)}. ` +
-    `The darkest is ${normText(full)}, the largest here; each shade less is half a decade.` + (units > NORMS_SHOWN ? ` The first ${NORMS_SHOWN} of ${count(units)} units.` : "");
-}
-
-function showNorms() {
-  const samples = state.norms.get(state.model) || [];
-  const names = samples.length > 0 ? [...samples[samples.length - 1].of.keys()].slice(0, NORMS_SHOWN) : [];
-  const full = most(samples, (s) => Math.max(...s.of.values()));
-  table(byId("norms-table"), normColumns, names.map((name) => ({ name, samples, full })), (row) => row.name,
-    { empty: "No step was seen to end yet." });
-  setText(byId("norms-lead"), normsLead(samples, full));
-}
-
 /* -- Waits: who waits for what, since when, on whom ------------------------------------------- */
 
 const WAITS_SHOWN = 10;

@@ -8,7 +8,9 @@ alone, so that a test can compute what must be shown.
 import argparse
 import http.server
 import json
+import math
 import time
+import urllib.parse
 
 KINDS = ["state", "publish", "inbox", "board", "ledger", "spill"]
 PAGE_POLICY = (
@@ -21,9 +23,56 @@ def unit_names(count):
     return ["embed"] + [f"h.{i}" for i in range(count - 2)] + ["head"]
 
 
+def step_of(t):
+    """Of a time that is no step's itself: always one with a history behind it."""
+    return int(t) if t < 10000 else 1000 + int(t) % 9000
+
+
+def unit_norm(device, i, step):
+    return (1 + device) * 10.0 ** -(i % 4) * (1 + step % 5)
+
+
+EVERY = 8  # updates of such steps were measured
+
+
+def is_skipped(step):
+    return step % 16 in (5, 9)
+
+
+def bad_units(step):
+    return [2] if step % 16 == 9 else []
+
+
+def units_answer(document, query):
+    """/units of all owners of a model: of a step that was skipped, and of one that was not finite, too."""
+    name = query.get("model", [""])[0]
+    models = [m for d in document.get("daemons", [document]) for m in d.get("models", [])
+              if name in ("", m["name"])]
+    if not models:
+        return None
+    units, step = models[0]["units"], min(m["step"] for m in models)
+    first = max(0, step - 255, int(query.get("from", ["0"])[0]))
+
+    def row(k):
+        norms = [math.hypot(*(unit_norm(m["owner"], i, k) for m in models)) for i in range(len(units))]
+        shown = [None if units[i]["frozen"] or i in bad_units(k) else x for i, x in enumerate(norms)]
+        measured = k % EVERY == 0 and not is_skipped(k)
+        ratios = [None if x is None else 1e-3 * 10.0 ** -(i % 3) for i, x in enumerate(shown)]
+        nothing = [None] * len(units)
+        return {"step": k, "skipped": is_skipped(k), "divisor": 4.0, "grad": shown, "bad": bad_units(k),
+                "guard": "norm_above" if k % 16 == 5 else None,
+                "weight": [10.0] * len(units) if measured else nothing,
+                "ratio": ratios if measured else nothing}
+
+    answer = {"model": models[0]["name"], "owners": models[0]["owners"], "step": step, "kept": 255,
+              "every": EVERY, "unit_count": len(units), "unit": 0, "units": [u["name"] for u in units],
+              "next": step, "rows": [row(k) for k in range(first, step)]}
+    return answer if "daemons" in document else {**answer, "owner": 0}
+
+
 def model(device, owners, t, units=6, micros=4, name="gpt", behind=0, frozen=()):
     """Step k is open in the second k; in its last fifth it is applied."""
-    step, part = int(t) % 10000 - behind, t % 1.0
+    step, part = step_of(t) - behind, t % 1.0
     names = unit_names(units) if isinstance(units, int) else units
     applying = part > 0.8
     expected = (len(names) - len(frozen)) * micros
@@ -36,7 +85,7 @@ def model(device, owners, t, units=6, micros=4, name="gpt", behind=0, frozen=())
             "elems": 12288 * (1 + i % 5),
             "returned": 0 if applying else per_unit[i],
             "version": step + (1 if i < done else 0),
-            "grad_norm": None if n in frozen else (1 + device) * 10.0 ** -(i % 4) * (1 + step % 5),
+            "grad_norm": None if n in frozen else unit_norm(device, i, step),
         }
         for i, n in enumerate(names)
     ]
@@ -89,7 +138,7 @@ def model(device, owners, t, units=6, micros=4, name="gpt", behind=0, frozen=())
 
 def session(ident, pid, name, t, now="backward", state="running", role="trainer"):
     doing = (
-        {"what": now, "unit": "h.3", "micro": pid % 4, "step": int(t) % 10000, "since_s": 0.004}
+        {"what": now, "unit": "h.3", "micro": pid % 4, "step": step_of(t), "since_s": 0.004}
         if role == "trainer"
         else None
     )
@@ -154,7 +203,7 @@ def trains(t):
             "kind": "unit",
             "since_s": since,
             "on": [],
-            "text": f"shd-gpt (pid 5203) waits {since * 1000:.0f} ms for unit h.3 of step {int(t) % 10000}",
+            "text": f"shd-gpt (pid 5203) waits {since * 1000:.0f} ms for unit h.3 of step {step_of(t)}",
         }
     ]
     return {"schema": 2, "daemons": docs}
@@ -314,6 +363,11 @@ def alone(t):
     return doc
 
 
+def part(t):
+    """One daemon of two owners, its own document."""
+    return daemon(0, t, [model(0, 2, t)], [session(1, 5200, "shd-gpt", t)])
+
+
 def empty(t):
     """One daemon, its own document, nothing in it."""
     return daemon(0, t, [], [])
@@ -327,7 +381,7 @@ def down(_t):
     }
 
 
-SCENES = {f.__name__: f for f in (trains, stopped, large, faults, alone, empty, down)}
+SCENES = {f.__name__: f for f in (trains, stopped, large, faults, alone, part, empty, down)}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -338,6 +392,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         scene = parts.pop(0) if parts and parts[0] in SCENES else self.scene
         if parts == ["status"] and not getattr(self.server, "broken", False):
             self.answer("application/json", json.dumps(SCENES[scene](time.time())))
+        elif parts == ["units"] and not getattr(self.server, "dumb", False):
+            query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+            answer = units_answer(SCENES[scene](time.time()), query)
+            if answer is None:
+                self.send_error(404)
+            else:
+                self.answer("application/json", json.dumps(answer))
         elif not parts:
             with open(self.page, encoding="utf-8") as f:
                 self.answer("text/html; charset=utf-8", f.read())

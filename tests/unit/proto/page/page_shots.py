@@ -21,6 +21,7 @@ SHOTS = [  # name, width, height, dark, section
     ("dashboard", 1280, 1000, False, None),
     ("dashboard-dark", 1280, 1000, True, None),
     ("dashboard-phone", 360, 760, False, None),
+    ("dashboard-units", 1280, 1000, False, "steps"),
     ("dashboard-waits", 1280, 1000, False, "waits"),
 ]
 
@@ -59,10 +60,10 @@ def real(browser, bin_dir, out):
     with page_browser.Node(bin_dir, daemons=4, workers=4) as node:
         browser.open(node.url)
         browser.wait("document.querySelectorAll('#workers-table tbody tr').length >= 4")
-        shoot(browser, node.url, out, SHOTS[:3], 20)
+        shoot(browser, node.url, out, SHOTS[:4], 20)
         node.workers[1].send_signal(signal.SIGSTOP)
         browser.wait("document.getElementById('headline').className.includes('bad')")
-        shoot(browser, node.url, out, SHOTS[3:], 5)
+        shoot(browser, node.url, out, SHOTS[4:], 5)
 
 
 def main():

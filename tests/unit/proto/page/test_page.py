@@ -56,9 +56,10 @@ def step_changes(browser):
 WATCH = """window.watched = { asked: 0, done: 0, text: null };
 window.fetch = ((ask) => async (...args) => {
   watched.asked++;
+  const key = args[0] === "status" ? "text" : "units";
   try {
     const answer = await ask(...args), text = await answer.text();
-    return { ok: answer.ok, status: answer.status, json: async () => JSON.parse(watched.text = text) };
+    return { ok: answer.ok, status: answer.status, json: async () => JSON.parse(watched[key] = text) };
   } finally {
     setTimeout(() => watched.done++, 0);
   }
@@ -81,24 +82,25 @@ def daemons_of(document):
 
 
 def check_norms(browser, models):
-    """The norm of a unit is that of its owners' parts, once they are of one step."""
-    if any(m["step"] != models[0]["step"] or m["phase"] == "APPLYING" for m in models):
+    """The map's last column is what the owners' units come to in its step."""
+    rows = [row for row in cells(browser, "norms-table") if len(row) == 3]
+    if not rows:
         return
-    shown = {row[0]: row[1] for row in cells(browser, "norms-table") if len(row) == 3}
-    for i, unit in enumerate(models[0]["units"]) if isinstance(models[0]["units"], list) else ():
-        parts = [m["units"][i].get("grad_norm") for m in models]
-        if any(isinstance(part, (int, float)) for part in parts):
-            norm = math.hypot(*(part for part in parts if part is not None))
-            got = shown.get(unit["name"], "")
-            if not got or abs(float(got) - norm) > 0.006 * norm:
-                raise AssertionError(f"norm of {unit['name']}: shown {got!r}, meant {norm}")
-    marks = browser.run(
-        "[...document.querySelectorAll('#norms-table svg path')].filter(p => p.getAttribute('d')).length")
-    if len(shown) > 1 and marks < len(shown):
-        raise AssertionError(f"{len(shown)} units have norms, {marks} shades are drawn")
+    step = int(browser.run("document.getElementById('norms-table').dataset.step"))
+    row = page_fake.units_answer({"daemons": [{"models": models}]}, {"from": [str(step)]})["rows"]
+    shown = {r[0]: r[1] for r in rows}
+    for i, unit in enumerate(models[0]["units"]):
+        if not row or unit["frozen"] or unit["name"] not in shown:
+            continue
+        got, norm = shown[unit["name"]], row[0]["grad"][i]
+        if norm is None:
+            expect("norm of " + unit["name"], got, "not finite")
+        elif abs(float(got) - norm) > 0.006 * norm:
+            raise AssertionError(f"norm of {unit['name']}: shown {got!r}, meant {norm}")
+    expect("units with a norm", len(rows), min(128, sum(not u["frozen"] for u in models[0]["units"])))
 
 
-def check_values(browser, document):
+def check_values(browser, document, made=True):
     """Steps, gradients, versions, memory, workers and waits are those of the document."""
     daemons = [d for d in daemons_of(document) if "error" not in d]
     name = (
@@ -108,7 +110,8 @@ def check_values(browser, document):
     owners = sorted(
         ((d, m) for d in daemons for m in d["models"] if m["name"] == name), key=lambda pair: pair[1]["owner"]
     )
-    check_norms(browser, [m for _, m in owners])
+    if made:
+        check_norms(browser, [m for _, m in owners])
     rows = {row[0]: row for row in cells(browser, "daemons")}
     steps = {row[0]: row for row in cells(browser, "steps-table")}
     for d, m in owners:
@@ -262,7 +265,138 @@ def theme_is_kept_when_chosen(browser, server):
     expect("auto again", browser.run(theme), "light")
 
 
+# -- The heat map --------------------------------------------------------------------------------
+
+AT = "document.getElementById('heat-at').textContent"
+
+
+def number_in(text):
+    return float(text.split(", skipped")[0].split()[-1])
+
+
+def open_map(browser, server, scene, width=1280):
+    browser.open(server + scene + "/", width)
+    browser.wait("document.querySelectorAll('#norms-table svg').length > 0")
+    freeze(browser)
+    return int(browser.run("document.getElementById('norms-table').dataset.step"))
+
+
+def point_at(browser, row, share):
+    """The pointer over a unit's strip, this share of its width from the left."""
+    box = browser.run(
+        f"(() => {{ const s = document.querySelectorAll('#norms-table svg')[{row}]; "
+        "s.scrollIntoView({ block: 'center', behavior: 'instant' }); const b = s.getBoundingClientRect(); "
+        "return [b.left, b.top, b.width, b.height]; })()")
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0] + share * box[2],
+                 y=box[1] + box[3] / 2)
+
+
+def press(browser, *keys):
+    for key in keys:
+        for kind in ("keyDown", "keyUp"):
+            browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+
+def cell_is_read_when_it_is_pointed_at(browser, server):
+    for width in WIDTHS.values():
+        last = open_map(browser, server, "trains", width)
+        point_at(browser, 3, 0.999)
+        browser.wait(AT + ".startsWith('h.2, step ')", AT)
+        norm = math.hypot(*(page_fake.unit_norm(d, 3, last) for d in range(2)))
+        words = browser.run(AT)
+        expect("step", f"step {number(last)}:" in words, True)
+        expect("norm", abs(number_in(words) - norm) <= 0.006 * norm, True)
+        point_at(browser, 0, 0.001)
+        browser.wait(AT + f".includes('embed, step {number(last - 119)}:')", AT)
+        expect("one cell is marked", browser.run(
+            "[...document.querySelectorAll('.hat')].filter(p => p.getAttribute('d')).length"), 1)
+
+
+def cells_are_read_when_keys_are_pressed(browser, server):
+    last = open_map(browser, server, "trains")
+    browser.run("document.getElementById('heat').focus()")
+    press(browser, "ArrowLeft")  # the newest, of the first unit
+    browser.wait(AT + f".startsWith('embed, step {number(last)}: gradient norm ')", AT)
+    press(browser, "ArrowLeft", "ArrowDown", "ArrowDown", "ArrowUp")
+    browser.wait(AT + f".startsWith('h.0, step {number(last - 1)}: ')", AT)
+    press(browser, "Home", "ArrowLeft")
+    browser.wait(AT + f".startsWith('h.0, step {number(last - 119)}: ')", AT)
+    press(browser, "End", "ArrowRight", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowDown")
+    browser.wait(AT + f".startsWith('head, step {number(last)}: ')", AT)
+
+
+def skipped_steps_and_cells_that_are_not_finite_stand_out_when_there_are_some(browser, server):
+    last = open_map(browser, server, "trains")
+    browser.run("document.getElementById('heat').focus()")
+    press(browser, "ArrowLeft", "ArrowDown", "ArrowDown")
+    back = (last - 9) % 16
+    press(browser, *["ArrowLeft"] * back)
+    words = f"h.1, step {number(last - back)}: gradient norm not finite, skipped: not finite"
+    browser.wait(AT + " === " + json.dumps(words), AT)
+    press(browser, *["ArrowLeft"] * 4)
+    browser.wait(AT + ".endsWith(', skipped: norm_above')", AT)
+    marked = "[...document.querySelectorAll('#norms-table .{}')].filter(p => p.getAttribute('d')).length"
+    expect("units with a cell that is not finite", browser.run(marked.format("hbad")), 1)
+    expect("units with a skipped step", browser.run(marked.format("hskip")), 6)
+
+
+def ratios_are_shown_when_they_are_chosen(browser, server):
+    open_map(browser, server, "trains")
+    browser.run("document.getElementById('heat-ratio').click()")
+    expect("pressed", browser.run("document.getElementById('heat-ratio').getAttribute('aria-pressed')"), "true")
+    rows = cells(browser, "norms-table")
+    expect("ratios", [float(row[1]) for row in rows], [1e-3, 1e-4, 1e-5, 1e-3, 1e-4, 1e-5])
+    browser.run("document.getElementById('heat').focus()")
+    press(browser, "End")
+    browser.wait(AT + ".startsWith('embed, step ') && " + AT + ".endsWith(': update/weight 0.00100')", AT)
+    step = int(browser.run("document.getElementById('norms-table').dataset.step"))
+    expect("measured", step % page_fake.EVERY, 0)
+    legend = browser.run("document.getElementById('heat-legend').textContent")
+    for words in ("3.16e-4", "less", "not finite", "skipped step"):
+        expect(words + " in the legend", words in legend, True)
+
+
+def owner_says_that_it_shows_its_own_part_when_it_is_one_of_several(browser, server):
+    lead = "document.getElementById('norms-lead').textContent"
+    for scene, alone in (("alone", False), ("part", True), ("trains", False)):
+        open_map(browser, server, scene)
+        expect(scene, "This owner\u2019s slices alone" in browser.run(lead), alone)
+
+
+def map_says_why_when_units_are_not_told(browser, server, httpd):
+    lead = "document.getElementById('norms-lead').textContent"
+    httpd.dumb = True
+    try:
+        browser.open(server + "trains/")
+        browser.wait(lead + " === 'Not up to date: HTTP status 404.'", lead)
+        expect("no row", cells(browser, "norms-table"), [["No step was seen to end yet."]])
+        httpd.dumb = False
+        browser.wait(lead + ".startsWith('Of each unit')", lead)
+        httpd.dumb = True
+        browser.wait(lead + ".endsWith(' Not up to date: HTTP status 404.')", lead)
+        expect("rows stay", len(cells(browser, "norms-table")), 6)
+        httpd.dumb = False
+        browser.wait("!" + lead + ".includes('Not up to date')", lead)
+    finally:
+        httpd.dumb = False
+    browser.open(server + "empty/")
+    browser.wait("document.querySelectorAll('#daemons tbody tr').length > 0")
+    expect("no model", cells(browser, "norms-table"), [["No step was seen to end yet."]])
+
+
 # -- With real daemons ---------------------------------------------------------------------------
+
+
+def check_real_units(browser):
+    """What the dashboard's daemons add up to is what the map shows."""
+    document = json.loads(browser.run("watched.units ?? 'null'"))
+    step = int(browser.run("document.getElementById('norms-table').dataset.step"))
+    row = next((r for r in (document or {"rows": []})["rows"] if r["step"] == step), None)
+    if row is None:
+        return
+    shown = {r[0]: r[1] for r in cells(browser, "norms-table")}
+    for name, norm in zip(document["units"], row["grad"]):
+        expect("norm of " + name, abs(float(shown[name]) - norm) <= 0.006 * norm, True)
 
 
 def real_training_is_shown_when_daemons_serve_it(browser, bin_dir):
@@ -274,7 +408,8 @@ def real_training_is_shown_when_daemons_serve_it(browser, bin_dir):
         )
         step_changes(browser)
         check_clean(browser, node.url)
-        check_values(browser, freeze(browser))
+        check_values(browser, freeze(browser), made=False)
+        check_real_units(browser)
         browser.run("document.getElementById('pause').click()")
         stopped = node.workers[1]
         stopped.send_signal(signal.SIGSTOP)

@@ -179,7 +179,7 @@ def page_is_one_file_with_a_policy_when_asked(f):
     code, body, headers = f.get("/")
     expect("code", code, 200)
     expect("a page", body.startswith(b"<!doctype html>") and body.rstrip().endswith(b"</html>"), True)
-    expect("small", len(body) <= 65536, True)
+    expect("small", len(body) <= 73728, True)
     expect("type", headers["Content-Type"], "text/html; charset=utf-8")
     expect(
         "policy",
