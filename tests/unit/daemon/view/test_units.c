@@ -227,20 +227,88 @@ TEST(a_step_that_is_not_finite_names_its_units)
     fixture_stop(&daemons);
 }
 
-/* 300 units, a tensor of four elements each. */
-static const char *many_units(void)
+static void expect_steps(json_int_t open, json_int_t first, json_int_t count)
 {
-    static char json[64 * 1024];
+    json_t *root = get_at(0, "", open);
+    EXPECT_EQ(number(root, "next"), open);
+    EXPECT_EQ(json_array_size(json_object_get(root, "rows")), count);
+    for (json_int_t k = 0; k < count; k++) {
+        const json_t *row = row_of(root, (size_t)k);
+        EXPECT_EQ(number(row, "step"), first + k);
+        for (size_t u = 0; u < 4; u++)
+            EXPECT(json_is_real(json_array_get(json_object_get(row, "grad"), u)));
+        EXPECT_EQ(json_is_real(json_array_get(json_object_get(row, "ratio"), 3)),
+                  (first + k) % number(root, "every") == 0);
+    }
+    json_decref(root);
+}
+
+TEST(steps_that_were_gone_back_from_are_not_told)
+{
+    struct shd_err e;
+    uint64_t step;
+    fixture_start_kept(&daemons, 1, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    train_steps(m, 7);
+    EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+    train_steps(m, 4);
+    expect_steps(11, 0, 11);
+    EXPECT_OK(shd_model_rewind(m, 7, &step, &e), &e);
+    expect_steps(7, 0, 7);
+    train_steps(m, 2);
+    expect_steps(9, 0, 9);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(a_successor_tells_of_what_it_has_seen_itself)
+{
+    fixture_start_kept(&daemons, 1, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    train_steps(m, 3);
+    fixture_restart(&daemons, 0);
+    expect_steps(3, 0, 0);
+    train_steps(m, 6);
+    expect_steps(9, 3, 6);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+#define MANY_MAX 4100
+
+/* Units of one tensor of four elements each. */
+static const char *many_units(int count)
+{
+    static char json[MANY_MAX * 96 + 256];
     int used = snprintf(json, sizeof json,
                         "{\"name\": \"many\", \"micro_batches\": 1, \"publish\": \"f32\","
                         " \"optimizer\": {" TOY_ADAMW "}, \"units\": [");
-    for (int i = 0; i < 300; i++)
+    for (int i = 0; i < count; i++)
         used += snprintf(json + used, sizeof json - (size_t)used,
                          "%s{\"name\": \"u%d\", \"tensors\": [{\"name\": \"t%d\", \"shape\": [4],"
                          " \"init\": [\"const\", 1]}]}",
                          i > 0 ? "," : "", i, i);
     snprintf(json + used, sizeof json - (size_t)used, "]}");
     return json;
+}
+
+/* A step of them: each gradient's norm is 5. */
+static void train_many(shd_session *s, int count)
+{
+    const struct shd_update update = toy_update(0);
+    struct shd_err e;
+    shd_model *m;
+    EXPECT_OK(shd_model_open(s, many_units(count), &m, &e), &e);
+    for (uint32_t u = 0; u < shd_units(m); u++) {
+        float *grad;
+        EXPECT_OK(shd_grad(m, 0, u, &grad, &e), &e);
+        memset(grad, 0, shd_unit_elems(m, u) * sizeof *grad);
+        grad[0] = 3, grad[1] = 4;
+        EXPECT_OK(shd_return(m, 0, u, &e), &e);
+    }
+    EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
 }
 
 static bool has_metric(const char *path, const char *sample)
@@ -254,20 +322,9 @@ static bool has_metric(const char *path, const char *sample)
 
 TEST(metrics_of_many_units_are_there_when_they_are_asked_for)
 {
-    struct shd_err e;
-    shd_model *m;
     fixture_start(&daemons, 1, NULL);
     shd_session *s = attach(PATIENT_MS);
-    EXPECT_OK(shd_model_open(s, many_units(), &m, &e), &e);
-    for (uint32_t u = 0; u < 300; u++) {
-        float *grad;
-        EXPECT_OK(shd_grad(m, 0, u, &grad, &e), &e);
-        memset(grad, 0, shd_unit_elems(m, u) * sizeof *grad);
-        grad[0] = 3, grad[1] = 4;
-        EXPECT_OK(shd_return(m, 0, u, &e), &e);
-    }
-    const struct shd_update update = toy_update(0);
-    EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
+    train_many(s, 300);
     EXPECT_SOON(has_metric("/metrics?units=1", "model=\"many\",unit=\"u299\"} 5\n"));
     EXPECT_SOON(has_metric("/metrics?units=1", "shardd_unit_weight_norm{device=\"cpu0\",model="
                                                "\"many\",unit=\"u0\"} "));
@@ -275,6 +332,36 @@ TEST(metrics_of_many_units_are_there_when_they_are_asked_for)
                                                "\"many\",unit=\"u0\"} "));
     EXPECT(!has_metric("/metrics", "shardd_unit_grad_norm{"));
     EXPECT(!has_metric("/metrics?units=0", "shardd_unit_weight_norm{"));
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* Of more than an answer has, the rest is asked for; shardctl does. */
+TEST(more_units_than_an_answer_has_come_in_several)
+{
+    char command[600], line[200];
+    int lines = 0, fives = 0;
+    fixture_start(&daemons, 1, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    train_many(s, MANY_MAX);
+    json_t *root = get_at(0, "", 1), *rest = get_at(0, "unit=4096", 1);
+    EXPECT_EQ(number(root, "unit_count"), MANY_MAX);
+    EXPECT_EQ(json_array_size(json_object_get(root, "units")), 4096);
+    EXPECT_EQ(json_array_size(json_object_get(row_of(root, 0), "grad")), 4096);
+    EXPECT_STR(json_string_value(json_array_get(json_object_get(rest, "units"), 3)), "u4099");
+    EXPECT(json_number_value(json_array_get(json_object_get(row_of(rest, 0), "grad"), 3)) == 5);
+    json_decref(root);
+    json_decref(rest);
+    EXPECT(!has_metric("/metrics?units=1", "shardd_unit_grad_norm{"));
+    snprintf(command, sizeof command, SHD_BIN_DIR "/shardctl show --units --address %s 2>&1",
+             daemons.dir);
+    FILE *out = popen(command, "r"); /* NOLINT(cert-env33-c): a test's own program */
+    EXPECT(out != NULL);
+    for (; fgets(line, sizeof line, out) != NULL; lines++)
+        fives += line[0] == 'u' && strstr(line, "  5  ") != NULL;
+    EXPECT_EQ(pclose(out), 0);
+    EXPECT_EQ(lines, MANY_MAX + 2);
+    EXPECT_EQ(fives, MANY_MAX);
     shd_close(s);
     fixture_stop(&daemons);
 }
