@@ -597,6 +597,26 @@ SHD_API int shd_model_drop(shd_session *s, const char *name, const struct shd_dr
  * SHD_ENOMEM; SHD_ENOTSUP a daemon of an older version; SHD_EINVAL the name; SHD_ESTEP steps are
  * too quick. */
 SHD_API int shd_model_fork(shd_model *m, const char *name, uint64_t *ret_step, struct shd_err *e);
+/* The same of another step, and with another setting, from its first step on:
+ *
+ * exact   as of `step` and no other: the open one, or one of which all owners have a snapshot
+ *         (below). What is set is as it was then. SHD_ESTEP tells which steps there are.
+ * set     what the fork has that m has not: settings as shd_model_set() takes, and fields of the
+ *         spec that lay out no array: micro_batches, accumulate, verify_every, publish, grad_dtype,
+ *         guard, eps, ema, ema_warmup; "micro_batches=8 lr_scale.decay=0.5 publish=bf16", or a JSON
+ *         object. Borrowed. NULL: nothing.
+ *
+ * Errors beside those: SHD_EINVAL, SHD_ERANGE `set`; SHD_EBUSY other settings wait for a later
+ * step. */
+struct shd_fork_options {
+    size_t size;
+    bool exact;
+    uint64_t step; /* with exact */
+    const char *set;
+};
+SHD_API int shd_model_fork_with(shd_model *m, const char *name,
+                                const struct shd_fork_options *options, uint64_t *ret_step,
+                                struct shd_err *e);
 
 /* Snapshots: exactly one step (parameters, moments, counts, the last decision, the blob, what is
  * set), kept in the owners' memory while training goes on, through restarts of daemons. Each takes

@@ -20,6 +20,7 @@
 #include "proto/share/segment.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
+#include "proto/spec/settings.h"
 
 #define FORKS_MAX 64u
 #define LEAD_MAX  4096u              /* steps ahead of the furthest owner */
@@ -229,11 +230,15 @@ static void make_fork(const struct round *round, const struct link *link,
                       struct wire_request *ret_request)
 {
     const struct creating *c = round->ctx;
+    const struct settings *change = c->starts->change;
     ret_request->fork = (struct wire_fork){
         .origin = c->origin,
         .model = c->starts->from->map->owners[link->index].layout.handle,
         .step = c->starts->step
     };
+    if (change != NULL && link->index == 0)
+        ret_request->fork.settings = (struct wire_bytes){ (const uint8_t *)change->numbers,
+                                                          change->count * sizeof *change->numbers };
 }
 
 static int take_forked(const struct round *round, const struct link *link,
@@ -261,7 +266,7 @@ static int fork_at(struct creating *c, uint64_t step, struct shd_err *e)
 
 /* The furthest owner's step; where that moves on meanwhile, one further ahead each time. One that
  * nobody reaches is given up for the one that is open. */
-static int fork_all(struct creating *c, struct shd_err *e)
+static int fork_open(struct creating *c, struct shd_err *e)
 {
     const uint64_t timeout_ns = c->hub->timeout_ns;
     const bool patient = c->hub->patient;
@@ -278,6 +283,11 @@ static int fork_all(struct creating *c, struct shd_err *e)
     c->hub->patient = patient;
     c->hub->timeout_ns = timeout_ns;
     return r;
+}
+
+static int fork_all(struct creating *c, struct shd_err *e)
+{
+    return c->starts->exact ? fork_at(c, c->starts->step, e) : fork_open(c, e);
 }
 
 /* -- An attempt ---------------------------------------------------------------------------------

@@ -83,9 +83,11 @@ struct shd_session {
 struct starts {
     int (*fill)(void *ctx, uint32_t unit, float *values);
     void *ctx;
-    bool created;                 /* here, with them */
-    const struct shd_model *from; /* instead of fill: a model at the same owners; or NULL */
-    uint64_t step;                /* of that one, once it was created */
+    bool created;                  /* here, with them */
+    const struct shd_model *from;  /* instead of fill: a model at the same owners; or NULL */
+    uint64_t step;                 /* of that one, once it was created; or exact: */
+    bool exact;                    /* as of `step` and no other */
+    const struct settings *change; /* of what is set of that one; NULL: none */
 };
 
 /* The unit's start values into values[unit elements], gaps zeroed. SHD_EINTERNAL: fill gave up. */

@@ -70,11 +70,42 @@ int step_rewind_drop(struct step *s, struct step_actions *ret_actions)
 }
 
 /* What was let go on before that step is; what was stopped behind it never was. */
-static void rewind_guard(struct ledger_guard *g, const struct rewind_record *record)
+uint64_t step_rewind_go_on(const struct ledger *l, uint64_t step)
 {
-    g->record[record->step & 1] = record->guarded;
-    if (atomic_load_explicit(&g->go_on, memory_order_relaxed) > record->step)
-        atomic_store_explicit(&g->go_on, record->step, memory_order_relaxed);
+    if (l->guard == NULL)
+        return 0;
+    const uint64_t go_on = atomic_load_explicit(&l->guard->go_on, memory_order_relaxed);
+    return go_on < step ? go_on : step;
+}
+
+/* All but the counts of units, and settings. */
+static void put_record(struct ledger *l, const struct rewind_record *record, uint64_t go_on,
+                       const uint8_t *blob)
+{
+    struct ledger_head *h = l->head;
+    const uint32_t slot = (uint32_t)(record->step & 1);
+    h->record[slot] = record->record;
+    h->record[slot].blob_at = 0;
+    h->put_at[slot] = record->put_at;
+    l->more[slot] = record->more;
+    if (record->record.blob_bytes > 0)
+        memcpy(l->blob[0], blob, record->record.blob_bytes);
+    l->guard->record[slot] = record->guarded;
+    atomic_store_explicit(&l->guard->go_on, go_on, memory_order_relaxed);
+}
+
+void step_rewind_start(struct ledger *l, const struct rewind_record *record, uint64_t go_on,
+                       const uint64_t *updates, const uint8_t *blob)
+{
+    const uint32_t slot = (uint32_t)(record->step & 1);
+    CHECK(l->rewind != NULL && atomic_load(&l->head->ready) == 0);
+    CHECK(record->record.blob_bytes <= LEDGER_BLOB_BYTES);
+    put_record(l, record, go_on, blob);
+    for (uint32_t u = 0; u < l->head->units; u++) {
+        l->unit[u].updates[slot] = updates[u];
+        atomic_store_explicit(&l->unit[u].version, record->step, memory_order_relaxed);
+    }
+    atomic_store_explicit(&l->head->commits, record->step, memory_order_release);
 }
 
 /* The last word is what makes all before it count: whatever of it is there when this process is
@@ -95,14 +126,8 @@ void step_rewind_done(struct ledger *l, const struct rewind_record *record, cons
         atomic_store_explicit(&unit->version, step, memory_order_relaxed);
         FAIL_POINT("step:rewind:unit");
     }
-    h->record[slot] = record->record;
-    h->record[slot].blob_at = 0;
-    h->put_at[slot] = record->put_at;
-    l->more[slot] = record->more;
-    if (record->record.blob_bytes > 0)
-        memcpy(l->blob[0], blob, record->record.blob_bytes);
+    put_record(l, record, step_rewind_go_on(l, step), blob);
     l->set->kept[atomic_load_explicit(&l->set->given, memory_order_relaxed) & 1] = record->kept;
-    rewind_guard(l->guard, record);
     h->resets_at[0] = h->resets_at[1] = resets;
     atomic_store_explicit(&h->promised, 0, memory_order_relaxed);
     atomic_store_explicit(&h->resets, resets, memory_order_relaxed);

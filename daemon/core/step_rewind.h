@@ -48,6 +48,15 @@ int step_rewind(struct step *s, uint64_t step, uint64_t attempt, struct shd_err 
 /* Give up what the open step has; as step_put_clear(). */
 int step_rewind_drop(struct step *s, struct step_actions *ret_actions);
 
+/* Let a fresh ledger, of the same units, begin where a snapshot of another one is; go_on: that of
+ * the other's guard. Nothing in the record is looked at: ledger_adopt() does that. Its settings are
+ * not taken. */
+void step_rewind_start(struct ledger *l, const struct rewind_record *record, uint64_t go_on,
+                       const uint64_t *updates, const uint8_t *blob);
+
+/* What a guard let go on up to there, as it was at that step. */
+uint64_t step_rewind_go_on(const struct ledger *l, uint64_t step);
+
 /* The arrays are there: so is the rest, and nothing is under way. blob[record->record.blob_bytes]
  */
 void step_rewind_done(struct ledger *l, const struct rewind_record *record, const uint64_t *updates,

@@ -52,7 +52,7 @@ struct create {
     struct task task;
     int status;
     struct shd_err err;
-    struct ledger_start start; /* owned, its arrays: what was forked; step 0: nothing was */
+    struct fork *fork; /* owned: what was forked; NULL: nothing was */
 };
 
 /* -- The list -----------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ static void create_free(struct create *c)
     model_free(c->model);
     spec_free(c->spec);
     segment_close(&c->stage);
-    fork_forget(&c->start);
+    fork_free(c->fork);
     free(c->put);
     free(c);
 }
@@ -373,6 +373,7 @@ static void state_copied(struct task *task)
     struct create *c = (struct create *)((char *)task - offsetof(struct create, task));
     int r = task->status;
     FAIL_POINT("fork:copied");
+    fork_copied(c->fork);
     if (r != SHD_OK)
         r = kern_explain(c->daemon->kern, r, &c->err, "copying a model");
     for (uint32_t u = 0; r == SHD_OK && u < c->model->spec->unit_count; u++)
@@ -380,26 +381,30 @@ static void state_copied(struct task *task)
     finish(c, r);
 }
 
-/* No update is under way, and those to come queue behind the copy. */
+/* No update is under way, and those to come queue behind the copy; or it is of a snapshot. */
 static int fork_now(struct create *c, struct op *op)
 {
-    const struct model *from = op->model;
-    const struct shardmap *map = from->map;
-    const struct kern_copy copy = {
-        .to = c->model->state.base,
-        .from = from->state.base, /* parameters and what is kept of them, then gradients' sums */
-        .bytes = shardmap_kept_elems(map) * sizeof(float)
-    };
-    fork_forget(&c->start);
-    int r = fork_take(from, &c->start, &op->err);
-    if (r == SHD_OK)
-        r = fork_settings(from, c->model, &op->err);
+    const struct wire_fork *req = &op->req.fork;
+    struct model *from = op->model;
+    const struct fork_ask ask = { req->step, req->settings.data, req->settings.bytes };
+    fork_free(c->fork);
+    c->fork = NULL;
+    int r = fork_take(from, c->model, &ask, &c->fork, &op->err);
     if (r != SHD_OK)
         return r;
+    const struct kern_copy copy = {
+        .to = c->model->state.base,
+        .from = fork_arrays(c->fork), /* parameters and what is kept of them, no gradients' sums */
+        .bytes = shardmap_kept_elems(from->map) * sizeof(float)
+    };
     op->reply.type = WIRE_FORKED;
-    op->reply.forked = (struct wire_forked){ .step = c->start.step, .updates = c->start.updates };
+    op->reply.forked = (struct wire_forked){ .step = fork_step(c->fork),
+                                             .updates = fork_updates(c->fork) };
     task_init(&c->task, op->daemon->tasks, state_copied);
-    return queued(c, op, kern_copy(op->daemon->kern, &copy, &c->task.done, &op->err));
+    r = kern_copy(op->daemon->kern, &copy, &c->task.done, &op->err);
+    if (r != SHD_OK)
+        fork_copied(c->fork);
+    return queued(c, op, r);
 }
 
 /* The session asks for another step: the one that it waited for does not come. */
@@ -414,6 +419,20 @@ static void forget_waiting(const struct op *op)
         op_finish(other, err_set(&other->err, SHD_ESTEP, "the session asks for another step"));
         return;
     }
+}
+
+/* A request that waits is served without its frame. */
+static int keep_settings(struct op *op)
+{
+    struct wire_bytes *settings = &op->req.fork.settings;
+    if (settings->bytes == 0 || op->work != NULL)
+        return SHD_OK;
+    op->work = sys_malloc(settings->bytes); /* freed with the op */
+    if (op->work == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory for a request");
+    memcpy(op->work, settings->data, settings->bytes);
+    settings->data = op->work;
+    return SHD_OK;
 }
 
 int create_fork(struct op *op)
@@ -434,9 +453,15 @@ int create_fork(struct op *op)
     r = fork_may_begin(from, req->step, &op->err);
     if (r == SHD_OK)
         return fork_now(c, op);
-    if (r == SHD_PENDING)
-        model_wait(from, op);
-    return r;
+    if (r == SHD_EBUSY)
+        return busy(op);
+    if (r != SHD_PENDING)
+        return r;
+    r = keep_settings(op);
+    if (r != SHD_OK)
+        return r;
+    model_wait(from, op);
+    return SHD_PENDING;
 }
 
 /* -- Full ---------------------------------------------------------------------------------------
@@ -475,8 +500,8 @@ int create_full(struct op *op)
         if (!c->put[u])
             return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " '%s' was not put", u,
                            m->spec->units[u].name);
-    if (c->start.step > 0 && step_collecting(m->core) == 0) {
-        const int r = model_start_at(c->model, &c->start, &op->err);
+    if (c->fork != NULL && step_collecting(m->core) == 0) {
+        const int r = fork_begin(c->fork, c->model, &op->err);
         if (r != SHD_OK)
             return r;
     }

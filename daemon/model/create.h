@@ -5,7 +5,7 @@
  * PUT copies the slice that lies there into the state; CREATE full, once every unit is in, makes
  * the published copy; CREATE open, to owner 0 and then to the others, opens it. FORK in the place
  * of all PUTs copies state and record of an open model, exactly as of one step: in the kernel
- * queue, between two updates of that one.
+ * queue, between two updates of that one, or out of a snapshot.
  *
  * All owners or none. Owner 0's opening is what counts: its ledger's `ready`. Before, the model
  * goes with its session, and with this process. The others' part of a model that is full stays when

@@ -6,13 +6,31 @@
 #include <string.h>
 
 #include "daemon/core/ledger.h"
+#include "daemon/core/ledger_guard.h"
 #include "daemon/core/ledger_set.h"
 #include "daemon/core/step.h"
+#include "daemon/core/step_rewind.h"
 #include "daemon/core/step_set.h"
 #include "daemon/core/sweep.h"
 #include "daemon/model/model.h"
+#include "daemon/model/snapshots.h"
 #include "proto/base/sys.h"
 #include "proto/share/shardmap.h"
+
+struct kept { /* what a snapshot has of its ledger: it may be written anew before that is needed */
+    struct rewind_record record;
+    uint64_t *updates; /* owned, [units] */
+    uint8_t *blob;     /* owned; NULL: none */
+};
+
+struct fork {
+    struct model *from;        /* borrowed until it is copied */
+    struct snapshot *snapshot; /* lent; NULL: it was the open step, or is given back */
+    const void *arrays;
+    struct ledger_start start; /* owned, its arrays: of the open step */
+    struct kept *kept;         /* owned: of a snapshot; NULL: it is of the open step */
+    uint64_t go_on;            /* as in the guard's ledger */
+};
 
 int fork_check(const struct model *from, const struct model *to, struct shd_err *e)
 {
@@ -28,54 +46,203 @@ int fork_check(const struct model *from, const struct model *to, struct shd_err 
 int fork_may_begin(const struct model *from, uint64_t step, struct shd_err *e)
 {
     const enum sweep_when when = sweep_when(from->core, step);
-    if (when != SWEEP_OVER)
-        return when == SWEEP_NOW ? SHD_OK : SHD_PENDING;
-    return err_set(e, SHD_ESTEP, "fork of step %" PRIu64 " asked for, the open step is %" PRIu64,
+    if (when == SWEEP_NOW || snapshot_has(from, step))
+        return SHD_OK;
+    if (when == SWEEP_TO_COME)
+        return SHD_PENDING;
+    if (snapshot_comes(from, step))
+        return SHD_EBUSY;
+    return err_set(e, SHD_ESTEP,
+                   "fork of step %" PRIu64 " asked for, the open step is %" PRIu64
+                   ", and there is no snapshot of that",
                    step, step_collecting(from->core));
 }
 
-int fork_take(const struct model *from, struct ledger_start *ret_start, struct shd_err *e)
+/* -- Taking -------------------------------------------------------------------------------------
+ */
+
+static int no_memory(struct shd_err *e)
 {
+    return err_set(e, SHD_ENOMEM, "no memory to fork a model");
+}
+
+static int take_open(struct fork *f, struct shd_err *e)
+{
+    const struct model *from = f->from;
     const struct step_blob blob = step_last_blob(from->core);
     const uint32_t units = from->ledger->head->units;
     const bool apart = step_units_counted_apart(from->core);
     uint64_t *updates = apart ? sys_calloc(units, sizeof *updates) : NULL;
     void *copy = blob.bytes > 0 ? sys_malloc(blob.bytes) : NULL;
-    if ((apart && updates == NULL) || (blob.bytes > 0 && copy == NULL)) {
-        free(updates);
-        free(copy);
-        return err_set(e, SHD_ENOMEM, "no memory to fork a model");
-    }
+    f->start = (struct ledger_start){ .step = step_now(from->core),
+                                      .updates = step_updates(from->core),
+                                      .unit_updates = updates,
+                                      .blob = copy,
+                                      .blob_bytes = blob.bytes };
+    if ((apart && updates == NULL) || (blob.bytes > 0 && copy == NULL))
+        return no_memory(e);
     for (uint32_t u = 0; apart && u < units; u++)
         updates[u] = step_unit_updates(from->core, u);
     if (blob.bytes > 0)
         memcpy(copy, blob.data, blob.bytes);
-    *ret_start = (struct ledger_start){ .step = step_now(from->core),
-                                        .updates = step_updates(from->core),
-                                        .unit_updates = updates,
-                                        .blob = copy,
-                                        .blob_bytes = blob.bytes };
-    step_last_decision(from->core, &ret_start->decision);
+    step_last_decision(from->core, &f->start.decision);
+    f->arrays = from->state.base;
     return SHD_OK;
 }
 
-int fork_settings(const struct model *from, struct model *to, struct shd_err *e)
+static int take_kept(struct fork *f, const struct snapshot_lent *lent, struct shd_err *e)
 {
-    const struct settings_kept *kept = step_settings_kept(from->core);
-    if (from->map->owner != 0 || kept == NULL || (!settings_any(kept) && to->ledger->set == NULL))
+    const uint32_t units = f->from->ledger->head->units;
+    const uint64_t blob_bytes = lent->record->record.blob_bytes;
+    struct kept *kept = f->kept = sys_calloc(1, sizeof *kept);
+    f->snapshot = lent->snapshot;
+    f->arrays = lent->state;
+    if (kept == NULL)
+        return no_memory(e);
+    kept->updates = sys_calloc(units, sizeof *kept->updates);
+    kept->blob = blob_bytes > 0 ? sys_malloc(blob_bytes) : NULL;
+    if (kept->updates == NULL || (blob_bytes > 0 && kept->blob == NULL))
+        return no_memory(e);
+    memcpy(&kept->record, lent->record, sizeof kept->record);
+    memcpy(kept->updates, lent->updates, units * sizeof *kept->updates);
+    if (blob_bytes > 0)
+        memcpy(kept->blob, lent->blob, blob_bytes);
+    return SHD_OK;
+}
+
+/* -- Settings -----------------------------------------------------------------------------------
+ */
+
+static int change_settings(const struct model *to, const struct fork_ask *ask,
+                           struct settings_kept *kept, struct shd_err *e)
+{
+    const struct settings_when when = { ask->step, ask->step, /* at= */ 0 };
+    struct settings change;
+    struct settings_kept after;
+    uint64_t from;
+    int r = settings_unpack(ask->change, ask->change_bytes, /* change= */ true, &change, e);
+    if (r == SHD_OK)
+        r = settings_check(to->spec, &change, /* change= */ true, e);
+    if (r == SHD_OK && change.count > 0)
+        r = settings_give(kept, &change, &when, &after, &from, e);
+    if (r == SHD_OK && change.count > 0)
+        *kept = after;
+    return r;
+}
+
+static int take_settings(const struct fork *f, struct model *to, const struct fork_ask *ask,
+                         struct shd_err *e)
+{
+    const struct settings_kept *of = f->kept != NULL ? &f->kept->record.kept
+                                                     : step_settings_kept(f->from->core);
+    struct settings_kept kept = { 0 };
+    const bool any = (of != NULL && settings_any(of)) || ask->change_bytes > 0;
+    if (to->map->owner != 0 || (!any && to->ledger->set == NULL))
         return SHD_OK;
     if (to->ledger->set == NULL)
         return err_set(e, SHD_ENOTSUP,
                        "model '%s' has settings, which the build of another daemon does not know "
                        "of: upgrade it",
-                       from->ledger->head->name);
-    to->ledger->set->kept[0] = *kept; /* the same spec: the same numbers */
-    return SHD_OK;
+                       f->from->ledger->head->name);
+    if (of != NULL)
+        kept = *of;
+    int r = settings_check_kept(to->spec, &kept, e);
+    if (r == SHD_OK && ask->change_bytes > 0)
+        r = change_settings(to, ask, &kept, e);
+    if (r == SHD_OK)
+        to->ledger->set->kept[0] = kept;
+    return r;
 }
 
-void fork_forget(struct ledger_start *start)
+int fork_take(struct model *from, struct model *to, const struct fork_ask *ask,
+              struct fork **ret_fork, struct shd_err *e)
 {
-    free((void *)(uintptr_t)start->unit_updates);
-    free((void *)(uintptr_t)start->blob);
-    *start = (struct ledger_start){ 0 };
+    struct snapshot_lent lent;
+    struct fork *f = sys_calloc(1, sizeof *f);
+    int r;
+    if (f == NULL)
+        return no_memory(e);
+    f->from = from;
+    f->go_on = step_rewind_go_on(from->ledger, ask->step);
+    if (sweep_when(from->core, ask->step) == SWEEP_NOW)
+        r = take_open(f, e);
+    else if (snapshot_lend(from, ask->step, &lent))
+        r = take_kept(f, &lent, e);
+    else
+        r = err_set(e, SHD_ESTEP, "there is no snapshot of step %" PRIu64, ask->step);
+    if (r == SHD_OK)
+        r = take_settings(f, to, ask, e);
+    if (r == SHD_OK) {
+        *ret_fork = f;
+        return SHD_OK;
+    }
+    fork_copied(f);
+    fork_free(f);
+    return r;
+}
+
+/* -- Beginning ----------------------------------------------------------------------------------
+ */
+
+const void *fork_arrays(const struct fork *f)
+{
+    return f->arrays;
+}
+
+void fork_copied(struct fork *f)
+{
+    if (f->snapshot != NULL)
+        snapshot_give_back(f->from, f->snapshot);
+    f->snapshot = NULL;
+    f->from = NULL;
+}
+
+uint64_t fork_step(const struct fork *f)
+{
+    return f->kept != NULL ? f->kept->record.step : f->start.step;
+}
+
+uint64_t fork_updates(const struct fork *f)
+{
+    if (f->kept == NULL)
+        return f->start.updates;
+    return f->kept->record.step > 0 ? f->kept->record.record.updates : 0;
+}
+
+static int begin_kept(const struct fork *f, struct model *to, struct shd_err *e)
+{
+    struct ledger looked_at;
+    if (to->ledger->rewind == NULL)
+        return err_set(e, SHD_ENOTSUP,
+                       "the ledger that an older daemon or library has room for does not hold what "
+                       "a snapshot has: upgrade it");
+    step_rewind_start(to->ledger, &f->kept->record, f->go_on, f->kept->updates, f->kept->blob);
+    const int r = ledger_adopt(&looked_at, to->ledger->head, to->ledger->head->bytes, e);
+    return r == SHD_OK ? model_core_anew(to, e) : r;
+}
+
+int fork_begin(const struct fork *f, struct model *to, struct shd_err *e)
+{
+    if (fork_step(f) == 0)
+        return SHD_OK;
+    if (f->kept != NULL)
+        return begin_kept(f, to, e);
+    const int r = model_start_at(to, &f->start, e);
+    if (r == SHD_OK && to->ledger->guard != NULL)
+        atomic_store_explicit(&to->ledger->guard->go_on, f->go_on, memory_order_relaxed);
+    return r;
+}
+
+void fork_free(struct fork *f)
+{
+    if (f == NULL)
+        return;
+    if (f->kept != NULL) {
+        free(f->kept->updates);
+        free(f->kept->blob);
+    }
+    free(f->kept);
+    free((void *)(uintptr_t)f->start.unit_updates);
+    free((void *)(uintptr_t)f->start.blob);
+    free(f);
 }

@@ -56,6 +56,7 @@ struct snapshot {
     uint64_t step;
     struct segment segment; /* owned; NONE: closed */
     bool used;              /* something was copied to it */
+    uint32_t lent;          /* so many read it */
 };
 
 struct snapshots {
@@ -229,7 +230,7 @@ static void trim(struct snapshots *s)
         give_up(oldest);
     for (uint32_t i = 0; i < LEDGER_SNAPSHOTS; i++) {
         const struct snapshot *item = &s->items[i];
-        if (item->state != SNAPSHOT_FREE)
+        if (item->state != SNAPSHOT_FREE || item->lent > 0)
             continue;
         if ((item->segment.file && item->used) || ++spare > 1)
             close_item(s, i);
@@ -250,6 +251,34 @@ void snapshot_rewound(struct model *m, uint64_t step)
     step_rewind_done(m->ledger, &h->record, h->updates,
                      (const uint8_t *)item->segment.base + blob_at(m));
     leave_to_disk(s, item);
+}
+
+bool snapshot_lend(struct model *m, uint64_t step, struct snapshot_lent *ret_lent)
+{
+    struct snapshot *item = find(m, step);
+    if (item == NULL)
+        return false;
+    const uint8_t *base = item->segment.base;
+    item->lent++;
+    *ret_lent = (struct snapshot_lent){ .snapshot = item,
+                                        .record = &head_of(item)->record,
+                                        .updates = head_of(item)->updates,
+                                        .blob = base + blob_at(m),
+                                        .state = base + state_at(m) };
+    return true;
+}
+
+void snapshot_give_back(struct model *m, struct snapshot *snapshot)
+{
+    CHECK(snapshot->lent > 0);
+    snapshot->lent--;
+    trim(snapshots_of(m));
+}
+
+bool snapshot_comes(const struct model *m, uint64_t step)
+{
+    const struct snapshots *s = snapshots_of(m);
+    return s != NULL && s->copying != NONE && s->items[s->copying].step == step;
 }
 
 void snapshots_say(const struct model *m)
@@ -546,7 +575,10 @@ struct rewind **snapshots_rewind(struct model *m)
 bool snapshots_are_idle(const struct model *m)
 {
     const struct snapshots *s = snapshots_of(m);
-    return s == NULL || (s->making == NONE && s->copying == NONE && s->rewind == NULL);
+    uint32_t lent = 0;
+    for (uint32_t i = 0; s != NULL && i < LEDGER_SNAPSHOTS; i++)
+        lent += s->items[i].lent;
+    return s == NULL || (s->making == NONE && s->copying == NONE && s->rewind == NULL && lent == 0);
 }
 
 void snapshots_free(struct model *m)

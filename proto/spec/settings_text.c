@@ -99,6 +99,22 @@ static const struct setting_key *find_key(const char *name)
     return NULL;
 }
 
+_Static_assert(ARRAY_SIZE(keys) <= SETTINGS_KEYS_MAX, "settings_text.h says so");
+
+const char *settings_key(uint32_t index)
+{
+    return index < ARRAY_SIZE(keys) ? keys[index].name : NULL;
+}
+
+bool settings_has_key(const char *key)
+{
+    const size_t bytes = strcspn(key, ".=");
+    for (size_t i = 0; i < ARRAY_SIZE(keys); i++)
+        if (strlen(keys[i].name) == bytes && memcmp(keys[i].name, key, bytes) == 0)
+            return true;
+    return false;
+}
+
 /* Momentum and beta1 are one number, of different optimizers. */
 static bool has(const struct spec *spec, uint32_t group, const struct setting_key *key)
 {

@@ -10,6 +10,12 @@
 
 #define SETTINGS_TEXT_BYTES_MAX ((size_t)64 * 1024)
 
+/* The keys that a change has, without groups: by their numbers, NULL after the last. And whether a
+ * word's key, "lr_scale.decay", is one of them. */
+#define SETTINGS_KEYS_MAX 32u
+const char *settings_key(uint32_t index);
+bool settings_has_key(const char *key);
+
 /* A change, as "lr_scale.GROUP=0.5 betas.GROUP=0.9,0.95 clip_norm=1", or as a JSON object with
  * such keys ({"lr_scale.GROUP": 0.5, "betas.GROUP": [0.9, 0.95]}). A key without a group means all
  * groups that have it; "spec" (JSON: null) instead of a value that it is not set any more. Errors

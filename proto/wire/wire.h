@@ -75,6 +75,7 @@ enum wire_level {
                         * Digest.tensors of several units; OpenModel.first, Layout.instance */
     WIRE_LEVEL_RULES,  /* Snapshot, Rewind; Commit.attempt; guards: of Decision, Prepared, Set;
                         * Pin.ema */
+    WIRE_LEVEL_AUDITS, /* Fork of a step that is kept, Fork.settings */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -344,6 +345,7 @@ struct wire_fork {
     uint64_t origin; /* > 0 */
     uint32_t model;
     uint64_t step;
+    struct wire_bytes settings; /* to owner 0: as wire_set.change, in force from `step` on */
 };
 
 struct wire_request {

@@ -45,9 +45,10 @@
 #define UNIT_UPDATES(T)                                                                         \
     ROW(T, unit_updates, .max = SHD_UNITS_MAX * sizeof(uint64_t), .multiple = sizeof(uint64_t), \
         NEEDED_SINCE(COUNTS))
-#define SETTINGS(T, member)                                                          \
+#define SETTINGS_SINCE(T, member, name)                                              \
     ROW(T, member, .max = SETTINGS_MAX * sizeof(double), .multiple = sizeof(double), \
-        NEEDED_SINCE(STATES))
+        NEEDED_SINCE(name))
+#define SETTINGS(T, member)      SETTINGS_SINCE(T, member, STATES)
 #define SETTINGS_JSON(T, member) ROW(T, member, .max = WIRE_SET_JSON_MAX, NEEDED_SINCE(STATES))
 
 #define DECISION(T) ROW(T, decision, .max = 1, .of = &decision)
@@ -251,6 +252,7 @@ static const struct wire_field fork_fields[] = {
     ROW(fork, origin, LIMITS(1, UINT64_MAX), NEEDED_SINCE(STATES)),
     ROW(fork, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(fork, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    SETTINGS_SINCE(fork, settings, AUDITS),
 };
 
 const struct wire_message wire_requests[] = {

@@ -136,7 +136,7 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->drop.owners == b->drop.owners && a->drop.force == b->drop.force;
     case WIRE_FORK:
         return a->fork.origin == b->fork.origin && a->fork.model == b->fork.model &&
-               a->fork.step == b->fork.step;
+               a->fork.step == b->fork.step && same_bytes(a->fork.settings, b->fork.settings);
     case WIRE_SNAPSHOT:
         return a->snapshot.model == b->snapshot.model && a->snapshot.what == b->snapshot.what &&
                a->snapshot.step == b->snapshot.step && a->snapshot.every == b->snapshot.every &&

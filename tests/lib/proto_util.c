@@ -416,7 +416,7 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
     case WIRE_FORK:
         q.fork = (struct wire_fork){ random_u64(seed, 1, UINT64_MAX),
                                      random_u32(seed, 0, UINT32_MAX),
-                                     random_u64(seed, 0, UINT64_MAX) };
+                                     random_u64(seed, 0, UINT64_MAX), random_set(seed).change };
         break;
     case WIRE_SET:
         q.set = random_set(seed);

@@ -5,12 +5,14 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
 #include "client/ctl/state/meter.h"
 #include "client/shd.h"
+#include "proto/base/sys.h"
 #include "proto/spec/spec.h"
 
 /* -- restore -------------------------------------------------------------------------------------
@@ -301,23 +303,66 @@ int verb_drop(int argc, char **argv)
  */
 
 static const char fork_about[] =
-    "Make a second model, NEW, of what MODEL is at its open step: the same spec, parameters, "
-    "optimizer\n"
-    "state, counts, and the workers' own state; at all its daemons, or at none. It is a full copy "
-    "in\n"
-    "memory, which training waits for. Then both go on by themselves; the history stays with "
-    "MODEL.";
+    "Make a second model, NEW, of what MODEL is at its open step, or was at STEP, of which there "
+    "is a\n"
+    "snapshot (`shardctl snapshots`): the same spec, parameters, optimizer state, counts, and the\n"
+    "workers' own state; at all its daemons, or at none. It is a full copy in memory, which "
+    "training\n"
+    "waits for. Then both go on by themselves; the history stays with MODEL. --set is in force "
+    "from\n"
+    "NEW's first step on.";
 
 static const char fork_more[] = VERB_WHERE
     "\n"
-    "example: two learning rates from here on\n"
-    "  shardctl fork gpt gpt-slow\n"
+    "what --set takes: what `shardctl set` takes, and fields of the spec that lay out no array:\n"
+    "micro_batches, accumulate, verify_every, publish, grad_dtype, guard, eps, ema, ema_warmup\n"
+    "\n"
+    "examples:\n"
+    "  shardctl fork gpt gpt-slow --set lr_scale=0.5     two learning rates from here on\n"
+    "  shardctl fork gpt@1000 gpt-16 --set micro_batches=16 --set publish=bf16\n"
+    "  shardctl fork gpt gpt-safe --set 'guard=[{\"norm_above\": 100}]'\n"
     "\nexit code 1: nothing was made; the reason is on stderr\n";
 
 struct fork {
-    const char *name, *address;
+    const char *address;
+    char name[SPEC_NAME_BYTES_MAX]; /* without its step */
+    bool exact;
+    uint64_t step; /* with exact */
+    struct flag_list sets;
     bool json;
 };
+
+/* MODEL or MODEL@STEP: what digits alone follow an @ are. False: it is too long to be one. */
+static bool take_at(const char *word, struct fork *ask)
+{
+    const char *at = strrchr(word, '@');
+    const size_t digits = at != NULL ? strspn(at + 1, "0123456789") : 0;
+    ask->exact = digits > 0 && digits < 16 && at[1 + digits] == '\0';
+    const size_t bytes = ask->exact ? (size_t)(at - word) : strlen(word);
+    if (bytes >= sizeof ask->name)
+        return false;
+    memcpy(ask->name, word, bytes);
+    ask->name[bytes] = '\0';
+    if (ask->exact)
+        ask->step = strtoull(at + 1, NULL, 10);
+    return true;
+}
+
+/* All of --set as one text; the caller's to free. NULL: there is none, or (*ret_failed) no memory.
+ */
+static char *join_sets(const struct flag_list *sets, bool *ret_failed)
+{
+    size_t bytes = 1;
+    for (uint32_t i = 0; i < sets->count; i++)
+        bytes += strlen(sets->items[i]) + 1;
+    char *text = sets->count > 0 ? sys_calloc(bytes, 1) : NULL;
+    *ret_failed = sets->count > 0 && text == NULL;
+    for (uint32_t i = 0; text != NULL && i < sets->count; i++) {
+        strcat(text, sets->items[i]);
+        strcat(text, i + 1 < sets->count ? " " : "");
+    }
+    return text;
+}
 
 static int fork_model(const struct fork *ask, const char *to, uint64_t *ret_step, struct shd_err *e)
 {
@@ -325,25 +370,35 @@ static int fork_model(const struct fork *ask, const char *to, uint64_t *ret_step
                                          .address = ask->address,
                                          .name = "shardctl fork",
                                          .timeout_ms = VERB_TIMEOUT_MS };
+    bool failed;
+    char *set = join_sets(&ask->sets, &failed);
+    const struct shd_fork_options how = {
+        .size = sizeof how, .exact = ask->exact, .step = ask->step, .set = set
+    };
     shd_session *s = NULL;
     shd_model *m = NULL;
-    int r = shd_connect(&options, &s, e);
+    int r = failed ? err_set(e, SHD_ENOMEM, "no memory for --set") : SHD_OK;
+    if (r == SHD_OK)
+        r = shd_connect(&options, &s, e);
     if (r == SHD_OK)
         r = shd_model_attach(s, ask->name, &m, e);
     if (r == SHD_OK)
-        r = shd_model_fork(m, to, ret_step, e);
+        r = shd_model_fork_with(m, to, &how, ret_step, e);
     shd_close(s);
+    free(set);
     return r;
 }
 
 int verb_fork(int argc, char **argv)
 {
-    struct fork ask = { .name = NULL };
+    struct fork ask = { .address = NULL };
     const struct flag table[] = {
         VERB_ADDRESS_FLAGS(ask.address),
+        { "set", 0, FLAG_LIST, "KEY=VALUE", "what is other in NEW; may be given again, or JSON",
+          &ask.sets, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON object: model, fork, step", &ask.json, 0, 0 },
     };
-    const struct flags flags = VERB_FLAGS(fork, "shardctl fork MODEL NEW [FLAGS]", table);
+    const struct flags flags = VERB_FLAGS(fork, "shardctl fork MODEL[@STEP] NEW [FLAGS]", table);
     struct shd_err e = { 0 };
     uint64_t step = 0;
     int count = 0;
@@ -352,8 +407,9 @@ int verb_fork(int argc, char **argv)
         return code;
     if (count != 2)
         return ctl_usage("which model, and what is its fork to be called? %s", flags.usage);
-    ask.name = argv[1];
     const char *to = argv[2];
+    if (!take_at(argv[1], &ask))
+        return ctl_usage("a model's name has at most %u characters", SPEC_NAME_BYTES_MAX - 1);
     if (fork_model(&ask, to, &step, &e) != SHD_OK)
         return ctl_fail("%s", e.text);
     if (ask.json)

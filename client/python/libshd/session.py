@@ -224,11 +224,21 @@ class Model(_Open):
         session._models.add(self)
         self._pointer = ctypes.c_void_p()
 
-    def fork(self, name: str) -> int:
-        """A second model of what this one is at its open step, which is returned."""
-        step = ctypes.c_uint64()
-        self.session.call(lib.shd_model_fork, self.handle, name.encode(), ctypes.byref(step))
-        return step.value
+    def fork(self, name: str, step: Optional[int] = None, set: Optional[str] = None) -> int:
+        """A second model of what this one is at its open step, which is returned; step: at that one, of which all
+        owners have a snapshot. set: what is other in it, as shd_fork_options has it: 'micro_batches=8 lr_scale=0.5',
+        or JSON."""
+        options = sized(_c.shd_fork_options, exact=step is not None, step=step or 0, set=set.encode() if set else None)
+        at = ctypes.c_uint64()
+        self.session.call(lib.shd_model_fork_with, self.handle, name.encode(), ctypes.byref(options),
+                          ctypes.byref(at))
+        return at.value
+
+    def drop(self, force: bool = False) -> None:
+        """Close it, and have it no more at any daemon, as Session.drop()."""
+        name, session = self.name, self.session
+        self.close()
+        session.drop(name, force)
 
     def snapshot(self) -> int:
         """Keep the open step, or the first possible after it, in the owners' memory: the step."""

@@ -8,6 +8,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
 
 BUILD = sys.argv.pop(1)
@@ -137,6 +139,56 @@ class Calls(unittest.TestCase):
 
     def test_the_version_is_the_headers(self):
         self.assertRegex(self.shd.version(), r'^\d+\.\d+\.\d+$')
+
+
+@unittest.skipIf(SANITIZED, 'the library is sanitized')
+class Daemon(unittest.TestCase):
+    """What needs one."""
+
+    def setUp(self):
+        import libshd
+        self.shd = libshd
+        directory = tempfile.TemporaryDirectory(prefix='shd-python-')
+        self.addCleanup(directory.cleanup)
+        run = os.path.join(directory.name, 'run')
+        self.daemon = subprocess.Popen([os.path.join(BUILD, 'bin', 'shardd'), '--device', 'cpu0', '--runtime-dir', run,
+                                        '--threads', '1', '--log-level', 'error'])
+        self.addCleanup(self.daemon.wait)
+        self.addCleanup(self.daemon.terminate)
+        end = time.monotonic() + 120
+        while not os.path.exists(os.path.join(run, 'cpu0.sock')):
+            self.assertTrue(self.daemon.poll() is None and time.monotonic() < end, 'the daemon is not up')
+            time.sleep(0.01)
+        self.session = libshd.Session(run)
+        self.addCleanup(self.session.close)
+
+    def values(self, model):
+        found = list((ctypes.c_float * 3).from_address(model.acquire(0)))
+        model.release(0)
+        return found
+
+    def train(self, model):
+        (ctypes.c_float * 3).from_address(model.grad(0, 0))[:] = [1, 2, 3]
+        model.return_grad(0, 0)
+        model.commit(0.5)
+
+    def test_a_kept_step_is_forked_with_what_is_other_and_dropped(self):
+        model = self.session.open(SPEC)
+        self.train(model)
+        self.assertEqual(model.snapshot(), 1)
+        self.train(model)
+        with self.assertRaises(self.shd.Error) as raised:
+            model.fork('twin', step=0)
+        self.assertIn('it has snapshots of steps 1', str(raised.exception))
+        self.assertEqual(model.fork('twin', step=1, set='lr_scale=2 micro_batches=2'), 1)
+        self.assertEqual(model.fork('third'), 2)
+        twin = self.session.attach('twin')
+        self.assertEqual((twin.step, twin.micro_batches, self.values(twin)), (1, 2, [1.5, 1, 0.5]))
+        self.assertEqual(twin.settings['now']['lr_scale.default']['value'], 2)
+        twin.drop()
+        with self.assertRaises(self.shd.Error):
+            self.session.attach('twin')
+        self.assertEqual(self.values(model), [1, 0, -1])
 
 
 if __name__ == '__main__':

@@ -263,6 +263,22 @@ refused "no model 'twin'" shardctl digest --model twin
 expect "$work/log" 'op=dropped model=twin by="shardctl drop (pid '
 [ "$(shardctl digest | cut -d' ' -f3)" = step=3 ] || fail 'the other model has gone as well'
 
+# A fork of a step that is kept, with what is other; and typed slightly wrong.
+refused "model 'gpt' has no step 2 to fork: its open step is 3, and it has no snapshots" shardctl fork gpt@2 twin
+shardctl snapshot gpt >"$work/snapshot" || fail 'no snapshot'
+shardctl fork gpt@3 twin --set lr_scale=0.5 --set 'guard=[{"norm_above": 1e-9}]' --json >"$work/fork" || fail 'no fork'
+expect "$work/fork" '{"model":"gpt","fork":"twin","step":3}'
+shardctl set twin >"$work/set"
+expect "$work/set" 'lr_scale.decay=0.5  from step 3 on'
+[ "$(shardctl digest --model twin | cut -d' ' -f2)" = "$(shardctl digest --model gpt | cut -d' ' -f2)" ] ||
+    fail 'the fork is something else'
+shardctl drop --yes twin >"$work/dropped" || fail 'not dropped'
+refused "no model 'gpt@three'" shardctl fork gpt@three twin
+refused "no model 'gpd'" shardctl fork gpd@3 twin
+refused 'seed cannot be other in a fork: the initial values are made of it' shardctl fork gpt twin --set seed=4
+refused 'did you mean micro_batches' shardctl fork gpt twin --set microbatches=4
+refused 'which model' shardctl fork gpt@3
+
 # Two models: each in a directory of its own.
 shd-gpt --print-spec --layers 2 --dim 64 --seq 32 | sed 's/"name":"gpt"/"name":"other"/' >"$work/other.json"
 shardctl restore --weights "$work/run/step-000000000047" --spec "$work/other.json" >"$work/restored"
