@@ -245,6 +245,14 @@ void keeper_segment_close(const struct keeper *k, struct segment *s)
     pager_close(homes_pager(k->homes), s);
 }
 
+void keeper_wait(const struct keeper *k)
+{
+    if (k->notify && sd_notify_barrier(/* unset_environment= */ 0, BARRIER_US) <= 0)
+        log_warn("op=keeper why=\"the service manager has not taken out what was dropped within "
+                 "%" PRIu64 " s\" do=\"nothing: its memory is given back when it does\"",
+                 BARRIER_US / 1000000);
+}
+
 void keeper_progress(const char *fmt, ...)
 {
     char text[256];

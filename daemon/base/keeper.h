@@ -90,6 +90,10 @@ void keeper_forget(struct keeper_group *g); /* close what nobody took */
 void keeper_remove(const struct keeper *k, uint64_t instance);
 void keeper_remove_part(const struct keeper *k, uint64_t instance, enum keeper_part part);
 
+/* Wait until the manager has closed what was taken out: memory that nobody else has is the host's
+ * again. A manager that does not answer in time has it still. Any thread but the loop's. */
+void keeper_wait(const struct keeper *k);
+
 /* Before the daemon is ready: what it is busy with (STATUS=), and that the manager should give it
  * five more minutes from now on: one that goes on is not ended for a large model, one that hangs
  * is. */

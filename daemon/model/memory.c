@@ -155,4 +155,6 @@ void memory_free(struct model *m)
     else
         m->kern->ops->segment_close(m->kern, &m->state);
     paging_free(m);
+    if (m->use.dropped)
+        keeper_wait(m->kept.keeper);
 }

@@ -35,7 +35,7 @@ void memory_passed(struct model *m, uint64_t bytes);
 int memory_share_again(struct model *m, struct shd_err *e);
 
 /* All of it; of a model that was never complete, which is of no use to a successor, the keeper's,
- * too. */
+ * too; of one that was dropped it is the host's when this returns. May wait for the keeper. */
 void memory_free(struct model *m);
 
 #endif

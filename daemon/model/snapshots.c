@@ -333,7 +333,7 @@ static void made(uv_work_t *work, int cancelled)
 static uint32_t find_state(const struct snapshots *s, enum snapshot_state state)
 {
     for (uint32_t i = 0; i < LEDGER_SNAPSHOTS; i++)
-        if (s->items[i].state == state)
+        if (s->items[i].state == state && s->items[i].lent == 0)
             return i;
     return NONE;
 }

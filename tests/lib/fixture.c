@@ -241,6 +241,46 @@ int count_memfds(pid_t pid)
     return count;
 }
 
+#define MEMFDS_MAX 4096
+
+struct memfds {
+    ino_t seen[MEMFDS_MAX];
+    int count;
+    uint64_t bytes;
+};
+
+static void add_memfd(struct memfds *m, const struct stat *st)
+{
+    for (int i = 0; i < m->count; i++)
+        if (m->seen[i] == st->st_ino)
+            return;
+    CHECK(m->count < MEMFDS_MAX);
+    m->seen[m->count++] = st->st_ino;
+    m->bytes += (uint64_t)st->st_blocks * 512;
+}
+
+uint64_t memfd_bytes(const pid_t *pids, int count)
+{
+    static struct memfds found;
+    char path[64], link[256];
+    found.count = 0;
+    found.bytes = 0;
+    for (int i = 0; i < count; i++) {
+        struct stat st;
+        snprintf(path, sizeof path, "/proc/%d/fd", (int)pids[i]);
+        DIR *d = opendir(path);
+        CHECK(d != NULL);
+        for (const struct dirent *entry; (entry = readdir(d)) != NULL;) {
+            const ssize_t n = readlinkat(dirfd(d), entry->d_name, link, sizeof link - 1);
+            link[n > 0 ? n : 0] = '\0';
+            if (strncmp(link, "/memfd:", 7) == 0 && fstatat(dirfd(d), entry->d_name, &st, 0) == 0)
+                add_memfd(&found, &st);
+        }
+        closedir(d);
+    }
+    return found.bytes;
+}
+
 int count_segment_maps(pid_t pid)
 {
     char path[64], line[512];

@@ -58,6 +58,9 @@ int count_fds(pid_t pid);
 /* Of memory alone: that a daemon is up is seen by a connection, which it may have for a moment. */
 int count_memfds(pid_t pid);
 
+/* Bytes of the memory that these processes have descriptors of, each piece once. */
+uint64_t memfd_bytes(const pid_t *pids, int count);
+
 int count_segment_maps(pid_t pid);
 
 long rss_kib(pid_t pid);
