@@ -360,8 +360,8 @@ static void share_parts(struct house *h)
     d->adopt = &h->adopt;
     d->metrics = &h->metrics;
     d->view = &h->view;
-    d->spill_timer = &h->spill_timer;
-    d->lease_timer = &h->lease_timer;
+    d->timers.spill = &h->spill_timer;
+    d->timers.lease = &h->lease_timer;
     h->lock_fd = h->view.event_fd = -1;
     for (int i = 0; i < HTTP_KINDS; i++)
         h->http.servers[i] = (struct http_server){ .listen_fd = -1, .epoll_fd = -1 };
@@ -384,7 +384,9 @@ int daemon_new(const struct daemon_config *config, struct daemon **ret_daemon, s
     snprintf(d->runtime_dir, sizeof d->runtime_dir, "%s", config->runtime_dir);
     d->started_ns = uv_hrtime();
     d->threads = config->threads > 0 ? config->threads : sys_processors();
-    r = start_parts(d, config, e);
+    r = quota_new(&config->quota, &d->quota, e);
+    if (r == SHD_OK)
+        r = start_parts(d, config, e);
     if (r != SHD_OK) {
         daemon_free(d);
         return r;
@@ -464,6 +466,7 @@ void daemon_free(struct daemon *d)
         spill_deinit(d->models[i]);
         model_free(d->models[i]);
     }
+    quota_free(d->quota);
     view_deinit(d);
     notify_free(d, d->notify);
     if (d->kern != NULL)

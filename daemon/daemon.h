@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/model/quota.h"
 #include "proto/base/status.h"
 
 struct daemon; /* base/state.h */
@@ -22,6 +23,7 @@ struct daemon_config {
     const char *isa;               /* NULL: the best ones (kern.h) */
     const char *status_address;    /* NULL: none; else HOST:PORT for HTTP over TCP as well */
     const char *state, *snapshots; /* where these are made: "memory", "file:DIR"; NULL: memory */
+    struct quota_config quota;
 };
 
 /* Start everything: lock, sockets, compute threads. On SHD_OK the daemon is reachable as soon as

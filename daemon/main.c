@@ -65,6 +65,8 @@ static bool parse_threads(const char *text, uint32_t *ret_threads)
 struct words { /* flags that are parsed further */
     const char *threads, *isa, *log_level, *log_format;
     bool core_dumps, version, relay;
+    uint64_t quota_model; /* 0: none */
+    struct flag_list quotas;
     struct relay_config other; /* of --relay */
     struct flag_list from;     /* its words */
 };
@@ -82,6 +84,18 @@ static int take_relay(const struct words *w, const struct daemon_config *config,
     return SHD_OK;
 }
 
+static int take_quotas(const struct words *w, struct daemon_config *config, struct shd_err *e)
+{
+    int r = SHD_OK;
+    if (w->relay && (w->quota_model > 0 || w->quotas.count > 0))
+        return err_set(e, SHD_EINVAL, "--relay has no models: quotas are the daemons'");
+    if (w->quota_model > 0)
+        quota_models(w->quota_model, &config->quota);
+    for (uint32_t i = 0; r == SHD_OK && i < w->quotas.count; i++)
+        r = quota_parse(w->quotas.items[i], &config->quota, e);
+    return r;
+}
+
 static int take_words(const struct words *w, struct daemon_config *config, struct shd_err *e)
 {
     const enum log_level level = log_level_parse(w->log_level);
@@ -93,7 +107,7 @@ static int take_words(const struct words *w, struct daemon_config *config, struc
                        w->log_level);
     if (!log_set_format(w->log_format))
         return err_set(e, SHD_EINVAL, "--log-format '%s' is neither text nor json", w->log_format);
-    if (take_relay(w, config, e) != SHD_OK)
+    if (take_relay(w, config, e) != SHD_OK || take_quotas(w, config, e) != SHD_OK)
         return e->code;
     if (process_core_dumps() < 0)
         return err_set(e, SHD_EINVAL, "SHARDD_CORE_DUMPS '%s' is neither 0 nor 1",
@@ -160,6 +174,12 @@ static int parse(int argc, char **argv, struct daemon_config *config, bool *ret_
         { "status-address", 0, FLAG_STRING, "A",
           "answer HTTP at HOST:PORT too, as 127.0.0.1:9464 (see" NEXT "docs/status.md)",
           &config->status_address, 0, 0 },
+        { "quota-model", 0, FLAG_BYTES, "BYTES",
+          "the most memory of this device that a model may take, as 8GiB", &w.quota_model, 0, 0 },
+        { "quota", 0, FLAG_LIST, "WHO=BYTES",
+          "likewise all models together that WHO has made: uid:1000," NEXT
+          "gid:team; uid:*, gid:*: each that is not named; may be given" NEXT "again",
+          &w.quotas, 0, 0 },
         { "core-dumps", 0, FLAG_BOOL, NULL,
           "allow them, and debuggers of the same user" NEXT "($SHARDD_CORE_DUMPS=1)", &w.core_dumps,
           0, 0 },

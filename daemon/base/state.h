@@ -24,6 +24,7 @@ struct notify;
 struct op;
 struct op_pool;
 struct open_queue;
+struct quota;
 struct request;
 struct restore;
 struct session;
@@ -59,6 +60,10 @@ struct daemon_restore {
     _Atomic uint64_t bytes_done, bytes_total; /* of the model's arrays; total 0: none are read */
 };
 
+struct daemon_timers { /* running while somebody waits */
+    struct uv_timer_s *spill, *lease;
+};
+
 struct daemon {
     const struct daemon_hooks *hooks;
     char device[DAEMON_DEVICE_BYTES_MAX];
@@ -75,20 +80,21 @@ struct daemon {
     struct model *models[DAEMON_MODELS_MAX]; /* handle = index + 1 */
     uint32_t model_count;
     struct open_queue *open; /* OpenModel requests */
+    struct quota *quota;     /* of all models' memory */
     struct daemon_restore restore;
     struct adopt *adopt;
     struct comm *comm; /* NCCL's thread; NULL: nobody has asked for it */
     struct metrics_daemon *metrics;
     struct view *view;
     struct notify *notify;
-    struct uv_timer_s *spill_timer, *lease_timer; /* running while somebody waits */
-    uint64_t drain_session;                       /* who drains this device; 0: nobody */
-    struct op *drain_waiting;                     /* its DRAIN, until we are between two steps */
-    uint64_t requests;                            /* since start */
-    bool kernel_full;                             /* somebody found its queue full, and waits */
-    bool stopping; /* daemon_free() is under way: begin nothing new */
-    bool failed;   /* the device did */
-    bool kept;     /* a service manager has the models' memory */
+    struct daemon_timers timers;
+    uint64_t drain_session;   /* who drains this device; 0: nobody */
+    struct op *drain_waiting; /* its DRAIN, until we are between two steps */
+    uint64_t requests;        /* since start */
+    bool kernel_full;         /* somebody found its queue full, and waits */
+    bool stopping;            /* daemon_free() is under way: begin nothing new */
+    bool failed;              /* the device did */
+    bool kept;                /* a service manager has the models' memory */
 };
 
 #endif

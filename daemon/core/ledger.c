@@ -139,6 +139,19 @@ static void point_to_parts(struct ledger *l, void *memory)
     l->rewind = (void *)(base + layout_align(guard_at + sizeof *l->guard, PART_ALIGN));
 }
 
+/* Of no number that lay there by chance. */
+static uint64_t maker_tag(const struct ledger_head *h)
+{
+    return (h->made.by ^ h->instance ^ LEDGER_MAGIC) * UINT64_C(0x9e3779b97f4a7c15) | 1;
+}
+
+struct ledger_maker ledger_maker(const struct ledger_head *h)
+{
+    return (struct ledger_maker){ .known = h->made.tag == maker_tag(h),
+                                  .uid = (uint32_t)(h->made.by >> 32),
+                                  .gid = (uint32_t)h->made.by };
+}
+
 void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shape)
 {
     struct ledger_head *h = memory;
@@ -146,6 +159,8 @@ void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shap
     *h = head_of(shape);
     h->bytes = place_parts(h);
     memcpy(h->name, shape->name, strlen(shape->name));
+    h->made.by = (uint64_t)shape->maker.uid << 32 | shape->maker.gid;
+    h->made.tag = shape->maker.known ? maker_tag(h) : 0;
     point_to_parts(l, memory);
     memcpy((uint8_t *)memory + h->spec_at, shape->spec, shape->spec_bytes);
 }

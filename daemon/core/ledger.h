@@ -96,6 +96,15 @@ struct ledger_record { /* of a committed step */
     uint64_t blob_bytes;
 };
 
+struct ledger_restored {
+    uint64_t id;       /* of what made it, the same at all owners; 0: no restore did */
+    uint64_t replaces; /* instance whose place it takes once it is ready; 0: none */
+};
+
+struct ledger_made { /* ledger_maker(); in a place that builds without it leave alone */
+    uint64_t by, tag;
+};
+
 struct ledger_head {
     /* Every version has these, here. */
     uint64_t magic;
@@ -112,10 +121,10 @@ struct ledger_head {
     uint64_t chunk_count;
     uint64_t trail_bytes;
     uint64_t units_at, cells_at, metrics_at, blobs_at, trail_at, chunks_at, spec_at; /* offsets */
-    uint64_t restore_id; /* of what made it, the same at all owners; 0: no restore did */
-    uint64_t replaces;   /* instance whose place it takes once it is ready; 0: none */
+    struct ledger_restored restored;
     /* Of what was asked to be dropped: the instance of owner 0 that it goes with; 0: not known. */
     _Atomic uint64_t first;
+    struct ledger_made made;
     _Alignas(64) _Atomic uint64_t ready;
     _Atomic uint64_t origin; /* 0: its initial values are the spec's, or were read from files */
     _Atomic uint64_t resets;
@@ -158,6 +167,11 @@ struct ledger {
     struct ledger_rewind *rewind; /* ledger_rewind.h, behind that; NULL: likewise */
 };
 
+struct ledger_maker { /* the user whose session made it, and that user's first group */
+    bool known;
+    uint32_t uid, gid;
+};
+
 struct ledger_shape {
     const char *name; /* of the model, below LEDGER_NAME_BYTES */
     const char *spec; /* JSON */
@@ -169,6 +183,7 @@ struct ledger_shape {
     uint64_t chunk_count;   /* of all units' slices */
     uint32_t history_slots; /* LEDGER_HISTORY; 0: no history */
     bool one_count;         /* of updates, for all units: another owner is of an older build */
+    struct ledger_maker maker;
 };
 
 /* Bytes of a ledger, whole pages. Errors: SHD_ERANGE. */
@@ -231,6 +246,9 @@ void ledger_unit_updates_next(struct ledger *l, uint32_t unit, uint64_t updates)
 void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision *ret_decision);
 bool ledger_decision_room(const struct ledger *l, const struct decision *decision);
 void ledger_decision_put(struct ledger *l, uint32_t slot, const struct decision *decision);
+
+/* Not known: of one that a build without it has made. */
+struct ledger_maker ledger_maker(const struct ledger_head *h);
 
 /* True when memory[bytes] is a ledger of any version: *ret_head may be read up to `name`. */
 bool ledger_known(const void *memory, uint64_t bytes, const struct ledger_head **ret_head);

@@ -110,8 +110,14 @@ static int plan_model(const struct daemon *d, const struct ledger *l, struct mod
                       struct shd_err *e)
 {
     const struct ledger_head *h = l->head;
+    const struct ledger_maker maker = ledger_maker(h);
     const struct model_home home = {
-        .kern = d->kern, .keeper = d->keeper, .owner = h->owner, .owners = h->owners
+        .kern = d->kern,
+        .keeper = d->keeper,
+        .owner = h->owner,
+        .owners = h->owners,
+        .quota = d->quota,
+        .maker = { maker.known, maker.uid, maker.gid },
     };
     struct spec *spec = NULL;
     int r = spec_parse(l->spec, h->spec_bytes, &spec, e);
@@ -306,6 +312,7 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     put_adopted(m, g);
     snapshots_adopted(m, g);
     m->ledger_segment = *ledger_segment;
+    model_adopted(m);
     for (int part = 0; part < KEEPER_PARTS; part++)
         g->fd[part] = -1; /* the model's now */
     if (presence_of(m->ledger->head) == PRESENCE_WAITS) {
@@ -413,7 +420,7 @@ static void drop_replaced(struct daemon *d, const struct keeper_group *by)
     struct shd_err e = { 0 };
     char name[LEDGER_NAME_BYTES];
     const int r = look_at_ledger(by, &ledger, &segment, name, &e);
-    const uint64_t replaced = r == SHD_OK ? ledger.head->replaces : 0;
+    const uint64_t replaced = r == SHD_OK ? ledger.head->restored.replaces : 0;
     unmap_host(&segment);
     for (uint32_t i = 0; replaced != 0 && i < d->keeper->group_count; i++) {
         struct keeper_group *g = &d->keeper->groups[i];

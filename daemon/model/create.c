@@ -41,6 +41,7 @@ struct create {
     uint64_t origin;
     uint32_t owner, owners;
     bool one_count;                 /* as model_home */
+    struct model_maker maker;       /* likewise */
     char name[WIRE_NAME_BYTES_MAX]; /* of the model */
     char by[WIRE_NAME_BYTES_MAX];   /* of the session */
     struct spec *spec;              /* owned until the model takes it */
@@ -188,8 +189,9 @@ static int make_stage(struct create *c)
     if (c->put == NULL)
         return err_set(&c->err, SHD_ENOMEM, "no memory for a model of %" PRIu32 " units",
                        c->model->spec->unit_count);
-    return segment_new("shardd-stage", SEGMENT_STAGE, elems > 0 ? elems * sizeof(float) : 1,
-                       &c->stage, &c->err);
+    const uint64_t bytes = layout_align(elems > 0 ? elems * sizeof(float) : 1, SHD_PAGE_BYTES);
+    const int r = model_take(c->model, bytes, "start values", &c->err);
+    return r == SHD_OK ? segment_new("shardd-stage", SEGMENT_STAGE, bytes, &c->stage, &c->err) : r;
 }
 
 static void make(uv_work_t *work)
@@ -201,6 +203,8 @@ static void make(uv_work_t *work)
         .owner = c->owner,
         .owners = c->owners,
         .one_count = c->one_count,
+        .quota = c->daemon->quota,
+        .maker = c->maker,
     };
     c->status = spec_parse(c->op->spec, c->op->spec_bytes, &c->spec, &c->err);
     if (c->status == SHD_OK && strcmp(c->spec->name, c->name) != 0)
@@ -235,9 +239,14 @@ static int begin(struct op *op)
 {
     const struct wire_create *req = &op->req.create;
     struct daemon *d = op->daemon;
+    struct model_maker maker = { .known = true };
+    const int r = session_user(op->session, &maker.uid, &maker.gid, &op->err);
+    if (r != SHD_OK)
+        return r;
     struct create *c = sys_calloc(1, sizeof *c);
     if (c == NULL)
         return err_set(&op->err, SHD_ENOMEM, "no memory to make a model");
+    c->maker = maker;
     c->op = op;
     c->session = op->session->id;
     c->origin = req->origin;
@@ -530,6 +539,7 @@ static void open_now(struct create *c)
              " state_bytes=%" PRIu64 " origin=%016" PRIx64 " by=%s",
              m->spec->name, m->map->owner, m->map->owners, m->spec->unit_count, m->map->elems,
              m->state.bytes, c->origin, c->by);
+    model_give(m, c->stage.bytes); /* closed now */
     create_free(c);
 }
 

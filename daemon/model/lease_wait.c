@@ -23,10 +23,10 @@ static void time_is_up(uv_timer_t *timer);
 /* Fire in ms at the latest. Too early does no harm. */
 static void fire_in(struct daemon *d, uint64_t ms)
 {
-    const bool active = uv_is_active((const uv_handle_t *)d->lease_timer) != 0;
-    if (d->stopping || (active && uv_timer_get_due_in(d->lease_timer) <= ms))
+    const bool active = uv_is_active((const uv_handle_t *)d->timers.lease) != 0;
+    if (d->stopping || (active && uv_timer_get_due_in(d->timers.lease) <= ms))
         return;
-    uv_timer_start(d->lease_timer, time_is_up, ms, /* repeat= */ 0);
+    uv_timer_start(d->timers.lease, time_is_up, ms, /* repeat= */ 0);
 }
 
 static void wait_for_time(const struct model *m)
@@ -47,8 +47,8 @@ static void time_is_up(uv_timer_t *timer)
 
 void lease_wait_init(struct daemon *d)
 {
-    uv_timer_init(d->loop, d->lease_timer);
-    d->lease_timer->data = d;
+    uv_timer_init(d->loop, d->timers.lease);
+    d->timers.lease->data = d;
 }
 
 void lease_wait_wake(struct model *m)

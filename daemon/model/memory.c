@@ -8,6 +8,7 @@
 #include "daemon/core/ledger.h"
 #include "daemon/model/model.h"
 #include "daemon/model/paging.h"
+#include "daemon/model/quota.h"
 #include "daemon/model/spare.h"
 #include "kernels/kern.h"
 #include "proto/base/failpoint.h"
@@ -53,6 +54,32 @@ static int share(struct model *m, struct shd_err *e)
         board_init(m->board, m->map->units);
     }
     return r;
+}
+
+static uint64_t kept_bytes(const struct model *m)
+{
+    return m->state.bytes + m->ledger_segment.bytes + m->json.segment.bytes;
+}
+
+static uint64_t shared_bytes(const struct model *m)
+{
+    return m->publish.bytes + m->board_segment.bytes;
+}
+
+/* Before any of it is made. */
+static int take_quota(const struct model *m, const struct ledger_shape *shape, uint64_t *ret_bytes,
+                      struct shd_err *e)
+{
+    uint64_t ledger = 0;
+    int r = ledger_bytes(shape, &ledger, e);
+    *ret_bytes = shape->state_bytes + ledger + m->json.segment.bytes +
+                 shardmap_publish_bytes(m->map) + board_bytes(m->map->units);
+    return r == SHD_OK ? quota_take(m->kept.quota, *ret_bytes, "the state", e) : r;
+}
+
+void memory_count_kept(const struct model *m)
+{
+    quota_have(m->kept.quota, kept_bytes(m));
 }
 
 /* Under the lock. */
@@ -104,7 +131,10 @@ static int make_state_file(struct model *m, uint64_t bytes, struct shd_err *e)
 
 int memory_make(struct model *m, const struct ledger_shape *shape, struct shd_err *e)
 {
-    int r = make_state_file(m, shape->state_bytes, e);
+    uint64_t asked;
+    int r = take_quota(m, shape, &asked, e);
+    if (r == SHD_OK)
+        r = make_state_file(m, shape->state_bytes, e);
     if (r != SHD_OK)
         return r;
     reserve_lock();
@@ -112,6 +142,7 @@ int memory_make(struct model *m, const struct ledger_shape *shape, struct shd_er
     reserve_unlock();
     if (r != SHD_OK)
         return r;
+    quota_settle(m->kept.quota, asked, kept_bytes(m) + shared_bytes(m));
     ledger_init(m->ledger, m->ledger_segment.base, shape);
     FAIL_POINT("model:segments:after");
     return store_kept(m, e);
@@ -133,12 +164,15 @@ int memory_share_again(struct model *m, struct shd_err *e)
     struct stat st;
     if (m->kept.spare_fd >= 0 && fstat(m->kept.spare_fd, &st) == 0)
         m->kept.spare_bytes = (uint64_t)st.st_size;
+    quota_have(m->kept.quota, m->kept.spare_bytes);
     reserve_lock();
     spare_give(m, bytes);
     int r = reserve_check(bytes, RESERVE_SPARED_MIN, e);
     if (r == SHD_OK)
         r = share(m, e);
     reserve_unlock();
+    if (r == SHD_OK)
+        quota_have(m->kept.quota, shared_bytes(m));
     return r;
 }
 

@@ -34,6 +34,9 @@ void memory_passed(struct model *m, uint64_t bytes);
  * SHD_EIO. */
 int memory_share_again(struct model *m, struct shd_err *e);
 
+/* Of an adopted one: what it had already counts, whatever is allowed. */
+void memory_count_kept(const struct model *m);
+
 /* All of it; of a model that was never complete, which is of no use to a successor, the keeper's,
  * too; of one that was dropped it is the host's when this returns. May wait for the keeper. */
 void memory_free(struct model *m);

@@ -24,6 +24,7 @@
 #include "daemon/model/metrics.h"
 #include "daemon/model/model_json.h"
 #include "daemon/model/model_unit.h"
+#include "daemon/model/quota.h"
 #include "daemon/model/spill.h"
 #include "daemon/net/op.h"
 #include "kernels/runs.h"
@@ -73,7 +74,7 @@ struct parts {      /* of a model, in one block */
 
 uint64_t model_restore_id(const struct model *m)
 {
-    return m->ledger->head->restore_id;
+    return m->ledger->head->restored.id;
 }
 
 bool model_one_count(const struct model *m)
@@ -106,6 +107,7 @@ int model_share(struct model *m, struct shd_err *e)
 
 static struct ledger_shape ledger_shape_of(const struct model *m)
 {
+    const struct quota_maker maker = quota_maker_of(m->kept.quota);
     return (struct ledger_shape){ .name = m->spec->name,
                                   .spec = m->json.text,
                                   .spec_bytes = m->json.bytes,
@@ -117,7 +119,8 @@ static struct ledger_shape ledger_shape_of(const struct model *m)
                                   .state_bytes = model_state_bytes(m),
                                   .chunk_count = m->trail.chunk_count,
                                   .history_slots = LEDGER_HISTORY,
-                                  .one_count = m->kept.one_count };
+                                  .one_count = m->kept.one_count,
+                                  .maker = { maker.known, maker.uid, maker.gid } };
 }
 
 static int make_kept(struct model *m, struct shd_err *e)
@@ -278,7 +281,10 @@ int model_plan(struct spec *spec, const struct model_home *home, struct model **
     m->spill->segment = SEGMENT_CLOSED;
     m->backlog_last = &m->backlog_first;
     m->kept.spare_fd = -1;
-    int r = memory_init(m, e);
+    const struct quota_maker maker = { home->maker.known, home->maker.uid, home->maker.gid };
+    int r = quota_begin(home->quota, &maker, spec->name, &m->kept.quota, e);
+    if (r == SHD_OK)
+        r = memory_init(m, e);
     if (r == SHD_OK)
         r = model_json_make(&m->json, spec, e);
     if (r == SHD_OK)
@@ -314,6 +320,31 @@ int model_new(struct spec *spec, const struct model_home *home, struct model **r
     return r;
 }
 
+void model_adopted(const struct model *m)
+{
+    memory_count_kept(m);
+}
+
+int model_take(const struct model *m, uint64_t bytes, const char *what, struct shd_err *e)
+{
+    return quota_take(m->kept.quota, bytes, what, e);
+}
+
+void model_have(const struct model *m, uint64_t bytes)
+{
+    quota_have(m->kept.quota, bytes);
+}
+
+void model_give(const struct model *m, uint64_t bytes)
+{
+    quota_give(m->kept.quota, bytes);
+}
+
+void model_settle(const struct model *m, uint64_t asked, uint64_t got)
+{
+    quota_settle(m->kept.quota, asked, got);
+}
+
 void model_free(struct model *m)
 {
     if (m == NULL)
@@ -327,6 +358,7 @@ void model_free(struct model *m)
     segment_close(&m->spill->segment);
     memory_free(m);
     model_json_free(&m->json);
+    quota_end(m->kept.quota);
     shardmap_free(m->map);
     spec_free(m->spec);
     free(m);

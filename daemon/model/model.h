@@ -28,6 +28,8 @@ struct op;
 struct paging;
 struct pins;
 struct put;
+struct quota;
+struct quota_use;
 struct session;
 struct shardmap;
 struct shd_err;
@@ -44,10 +46,11 @@ struct model_kept {              /* what outlives this process */
     uint64_t instance;           /* random; the keeper's names of the segments carry it */
     int spare_fd;                /* owned: memory for a successor (spare.h); -1: none */
     _Atomic uint64_t spare_bytes;
-    struct paging *paging; /* owned: of a state on a file (paging.h); NULL: it is in memory */
-    bool stored;           /* with the keeper */
-    bool adopted;          /* from a predecessor */
-    bool one_count;        /* as model_home, where it is made here */
+    struct paging *paging;   /* owned: of a state on a file (paging.h); NULL: it is in memory */
+    bool stored;             /* with the keeper */
+    bool adopted;            /* from a predecessor */
+    bool one_count;          /* as model_home, where it is made here */
+    struct quota_use *quota; /* owned: what it takes, and who made it (quota.h) */
 };
 
 struct model_trail {              /* of all units' work */
@@ -114,12 +117,19 @@ struct model {
     struct put *put;               /* owned: values that wait for their commit; NULL: none */
 };
 
+struct model_maker { /* the user whose session made it, and that user's first group */
+    bool known;
+    uint32_t uid, gid;
+};
+
 /* Where a model is to be. */
 struct model_home {
     struct kern *kern;           /* borrowed: its memory, its work */
     const struct keeper *keeper; /* borrowed */
     uint32_t owner, owners;
-    bool one_count; /* of updates, for all units, in the ledger that is made */
+    bool one_count;      /* of updates, for all units, in the ledger that is made */
+    struct quota *quota; /* borrowed: it counts there, for */
+    struct model_maker maker;
 };
 
 /* Make a model of a parsed spec (taken on SHD_OK only): segments, stored with the keeper; core,
@@ -152,6 +162,13 @@ bool model_one_count(const struct model *m);      /* of updates, for all its uni
 
 /* Of its state segment: the arrays, and the trail where the device keeps it there. */
 uint64_t model_state_bytes(const struct model *m);
+
+/* Memory of it, as quota_take() and its like count for it (quota.h). */
+void model_adopted(const struct model *m); /* what it had already */
+int model_take(const struct model *m, uint64_t bytes, const char *what, struct shd_err *e);
+void model_have(const struct model *m, uint64_t bytes);
+void model_give(const struct model *m, uint64_t bytes);
+void model_settle(const struct model *m, uint64_t asked, uint64_t got);
 
 /* Start filling in initial values; on_filled(m) follows when they are published, or cannot be
  * (last_status). Nobody sees it before model_begin(), which registers it with the daemon. Loop

@@ -26,11 +26,12 @@
 struct open_work {
     uv_work_t work;
     struct daemon *daemon;
-    struct op *op;       /* borrowed: pending until finish_open() */
-    struct spec *spec;   /* owned until a model takes it */
-    struct model *model; /* made; owned until it is filled */
-    bool same;           /* the request's spec is found's, to the byte: it was not parsed */
-    struct inbox *inbox; /* made; owned until the session has it */
+    struct op *op;            /* borrowed: pending until finish_open() */
+    struct spec *spec;        /* owned until a model takes it */
+    struct model *model;      /* made; owned until it is filled */
+    struct model_maker maker; /* of a model that is made */
+    bool same;                /* the request's spec is found's, to the byte: it was not parsed */
+    struct inbox *inbox;      /* made; owned until the session has it */
     int status;
 };
 
@@ -324,7 +325,9 @@ static void make_model(uv_work_t *work)
                                      .keeper = w->daemon->keeper,
                                      .owner = req->owner,
                                      .owners = req->owners,
-                                     .one_count = req->one_count };
+                                     .one_count = req->one_count,
+                                     .quota = w->daemon->quota,
+                                     .maker = w->maker };
     w->status = model_new(w->spec, &home, &w->model, &w->op->err);
 }
 
@@ -395,6 +398,13 @@ static int no_such_model(struct op *op, const char *name)
     return err_set(&op->err, SHD_ENOENT, "daemon %s has no model '%s'", op->daemon->device, name);
 }
 
+/* Whom the model that is to be made counts for. */
+static int take_maker(struct open_work *w)
+{
+    w->maker.known = true;
+    return session_user(w->op->session, &w->maker.uid, &w->maker.gid, &w->op->err);
+}
+
 static void spec_parsed(uv_work_t *work, int cancelled)
 {
     struct open_work *w = work->data;
@@ -425,6 +435,8 @@ static void spec_parsed(uv_work_t *work, int cancelled)
         finish_open(w, err_set(&w->op->err, SHD_EBUSY,
                                "daemon %s has %u models, the most there may be", d->device,
                                DAEMON_MODELS_MAX));
+    else if ((w->status = take_maker(w)) != SHD_OK)
+        finish_open(w, w->status);
     else {
         CHECK(!w->same); /* it is open */
         d->open->making = w->spec->name;

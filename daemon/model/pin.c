@@ -12,6 +12,7 @@
 #include "daemon/core/step.h"
 #include "daemon/core/sweep.h"
 #include "daemon/model/model.h"
+#include "daemon/model/quota.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "kernels/kern.h"
@@ -65,7 +66,8 @@ struct pin {
     bool answering;             /* sessions may end in the middle of it: it stays */
     bool closing;               /* nobody's any more */
     uint64_t began_ns;
-    uv_work_t work; /* making, and closing */
+    struct quota_use *quota; /* owned: it may outlive the model */
+    uv_work_t work;          /* making, and closing */
     int status;
     struct shd_err err;
 };
@@ -76,6 +78,13 @@ struct pins {
 };
 
 /* -- Ending ------------------------------------------------------------------------------------ */
+
+static void close_segment(struct pin *pin)
+{
+    const uint64_t bytes = pin->segment.bytes;
+    segment_close(&pin->segment);
+    quota_give(pin->quota, bytes);
+}
 
 static void pin_delete(struct pin *pin)
 {
@@ -89,15 +98,15 @@ static void pin_delete(struct pin *pin)
         pin->pieces_apart = piece->next;
         free(piece);
     }
-    segment_close(&pin->segment);
+    close_segment(pin);
+    quota_end(pin->quota);
     sweep_deinit(&pin->sweep);
     free(pin);
 }
 
 static void close_memory(uv_work_t *work)
 {
-    struct pin *pin = work->data;
-    segment_close(&pin->segment);
+    close_segment(work->data);
 }
 
 static void memory_closed(uv_work_t *work, int cancelled)
@@ -438,11 +447,15 @@ static void make(uv_work_t *work)
 {
     struct pin *pin = work->data;
     const uint64_t bytes = shardmap_publish_bytes(pin->model->map);
+    int r = quota_take(pin->quota, bytes, "a pin", &pin->err);
+    const uint64_t asked = r == SHD_OK ? bytes : 0;
     reserve_lock();
-    int r = reserve_check(bytes, RESERVE_SPARED, &pin->err);
+    if (r == SHD_OK)
+        r = reserve_check(bytes, RESERVE_SPARED, &pin->err);
     if (r == SHD_OK)
         r = segment_new("shardd-pin", SEGMENT_PUBLISH, bytes, &pin->segment, &pin->err);
     reserve_unlock();
+    quota_settle(pin->quota, asked, pin->segment.bytes);
     if (r != SHD_OK)
         r = err_prefix(&pin->err, "to pin step %" PRIu64, pin->step);
     pin->status = r;
@@ -500,6 +513,7 @@ static int pin_new(struct op *op, struct pin **ret_pin)
         return r;
     }
     pin->model = m;
+    pin->quota = quota_ref(m->kept.quota);
     pin->segment = SEGMENT_CLOSED;
     pin->work.data = pin;
     *ret_pin = *place = pin;

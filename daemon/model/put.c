@@ -52,7 +52,9 @@ struct put {
 
 static void put_delete(struct put *put)
 {
+    const uint64_t bytes = put->segment.bytes;
     segment_close(&put->segment);
+    model_give(put->model, bytes);
     free(put->arrays);
     free(put->updates);
     free(put);
@@ -165,7 +167,11 @@ static void make(uv_work_t *work)
     struct put *put = work->data;
     const uint64_t bytes = putmap_bytes(put->model->map, put->arrays, put->updates != NULL);
     FAIL_POINT("put:make");
-    put->status = segment_new("shardd-put", SEGMENT_STAGE, bytes, &put->segment, &put->err);
+    put->status = model_take(put->model, bytes, "a put", &put->err);
+    const uint64_t asked = put->status == SHD_OK ? bytes : 0;
+    if (put->status == SHD_OK)
+        put->status = segment_new("shardd-put", SEGMENT_STAGE, bytes, &put->segment, &put->err);
+    model_settle(put->model, asked, put->segment.bytes);
     if (put->status == SHD_OK)
         write_head(put);
 }
@@ -489,6 +495,7 @@ static int take_kept(struct model *m, int fd, struct put *put, struct shd_err *e
         r = segment_map(fd, SEGMENT_STAGE, bytes, &put->segment, e);
     if (r != SHD_OK)
         return r;
+    model_have(m, put->segment.bytes);
     const struct putmap_head *head = put->segment.base;
     put->origin = head->origin;
     put->step = head->step;

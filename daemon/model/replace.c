@@ -17,7 +17,7 @@
 bool replace_done(const struct op *op, const struct model *open)
 {
     const uint64_t id = op->req.restore.restore_id;
-    return open != NULL && id != 0 && open->ledger->head->restore_id == id;
+    return open != NULL && id != 0 && open->ledger->head->restored.id == id;
 }
 
 int replace_check(struct op *op, const struct model *open)
@@ -55,7 +55,7 @@ int replace_check(struct op *op, const struct model *open)
 void replace_with(struct model *open, struct model *m)
 {
     struct daemon *d = open->daemon;
-    m->ledger->head->replaces = open->kept.instance;
+    m->ledger->head->restored.replaces = open->kept.instance;
     FAIL_POINT("replace:ready:before");
     atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
     FAIL_POINT("replace:ready:after");

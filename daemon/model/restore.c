@@ -48,9 +48,10 @@ struct restore {
     uint32_t owner, owners;
     bool weights, replace, one_count; /* one_count: as model_home */
     uint64_t restore_id;
-    struct restore_in in; /* closed again when all is read */
-    struct spec *spec;    /* owned until the model takes it */
-    struct model *model;  /* owned until it is opened */
+    struct model_maker maker; /* likewise */
+    struct restore_in in;     /* closed again when all is read */
+    struct spec *spec;        /* owned until the model takes it */
+    struct model *model;      /* owned until it is opened */
     uv_work_t work;
     struct task task;
     bool waits; /* to be published, for room in the kernel queue */
@@ -301,7 +302,7 @@ static int start_ledger(struct restore *w)
 {
     const struct ckpt_info *info = &w->in.info;
     struct model *m = w->model;
-    m->ledger->head->restore_id = w->restore_id;
+    m->ledger->head->restored.id = w->restore_id;
     if (w->in.weights)
         return SHD_OK;
     const int r = model_take_settings(m, info->settings_json, &w->err);
@@ -325,6 +326,8 @@ static void prepare(uv_work_t *work)
         .owner = w->owner,
         .owners = w->owners,
         .one_count = w->one_count,
+        .quota = w->daemon->quota,
+        .maker = w->maker,
     };
     w->status = spec_parse(w->spec_json, w->spec_bytes, &w->spec, &w->err);
     if (w->status == SHD_OK &&
@@ -386,12 +389,17 @@ static int begin(struct op *op)
 {
     const struct wire_restore *req = &op->req.restore;
     struct daemon *d = op->daemon;
+    struct model_maker maker = { .known = true };
+    const int r = session_user(op->session, &maker.uid, &maker.gid, &op->err);
+    if (r != SHD_OK)
+        return r;
     struct restore *w = sys_calloc(1, sizeof *w);
     if (w == NULL || uv_mutex_init(&w->mutex) != 0) {
         free(w);
         return err_set(&op->err, SHD_ENOMEM, "no memory to restore a model");
     }
     w->daemon = d;
+    w->maker = maker;
     w->session = op->session->id;
     w->owner = req->owner;
     w->owners = req->owners;

@@ -188,6 +188,7 @@ static void close_item(struct snapshots *s, uint32_t index)
     const struct model_kept *kept = &s->model->kept;
     keeper_remove_part(kept->keeper, kept->instance,
                        (enum keeper_part)(KEEPER_SNAPSHOT + (int)index));
+    model_give(s->model, s->items[index].segment.bytes);
     keeper_segment_close(kept->keeper, &s->items[index].segment);
     s->items[index] = (struct snapshot){ .segment = SEGMENT_CLOSED };
     count_bytes(s);
@@ -297,16 +298,23 @@ static void make(uv_work_t *work)
     const struct model *m = s->model;
     FAIL_POINT("snapshot:make");
     const enum keeper_part part = (enum keeper_part)(KEEPER_SNAPSHOT + (int)s->making);
-    s->status = keeper_segment_new(m->kept.keeper, part, SEGMENT_STAGE, all_bytes(m), &s->made,
-                                   &s->err);
+    s->status = model_take(m, all_bytes(m), "a snapshot", &s->err);
     if (s->status != SHD_OK)
         return;
+    s->status = keeper_segment_new(m->kept.keeper, part, SEGMENT_STAGE, all_bytes(m), &s->made,
+                                   &s->err);
+    if (s->status != SHD_OK) {
+        model_give(m, all_bytes(m));
+        return;
+    }
     *(struct head *)s->made.base = (struct head){ .magic = SNAPSHOT_MAGIC,
                                                   .units = m->ledger->head->units,
                                                   .state_bytes = snapshot_state_bytes(m) };
     s->status = keeper_store(m->kept.keeper, m->kept.instance, part, s->made.fd, &s->err);
-    if (s->status != SHD_OK)
-        segment_close(&s->made);
+    if (s->status == SHD_OK)
+        return;
+    segment_close(&s->made);
+    model_give(m, all_bytes(m));
 }
 
 static void made(uv_work_t *work, int cancelled)
@@ -614,6 +622,7 @@ static int adopt_one(struct model *m, int fd, struct snapshot *item, struct shd_
     if (r != SHD_OK)
         return r;
     item->used = true;
+    model_have(m, item->segment.bytes);
     struct head *h = head_of(item);
     item->state = is_good(m, h) ? SNAPSHOT_READY : SNAPSHOT_FREE;
     item->step = h->record.step;

@@ -14,6 +14,7 @@
 #include "daemon/base/state.h"
 #include "daemon/core/ledger.h"
 #include "daemon/model/model.h"
+#include "daemon/model/quota.h"
 #include "kernels/kern.h"
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
@@ -73,11 +74,16 @@ int spare_grow(struct model *m, uint64_t bytes, struct shd_err *e)
     const uint64_t before = m->kept.spare_bytes;
     if (bytes == 0)
         return SHD_OK;
-    int r = m->kept.spare_fd < 0 ? make(m, e) : SHD_OK;
-    if (r == SHD_OK && ftruncate(m->kept.spare_fd, (off_t)(before + bytes)) < 0)
-        r = err_sys(e, SHD_EIO, "size spare memory to %" PRIu64 " bytes", before + bytes);
+    int r = quota_take(m->kept.quota, bytes, "what a successor needs", e);
     if (r != SHD_OK)
         return r;
+    r = m->kept.spare_fd < 0 ? make(m, e) : SHD_OK;
+    if (r == SHD_OK && ftruncate(m->kept.spare_fd, (off_t)(before + bytes)) < 0)
+        r = err_sys(e, SHD_EIO, "size spare memory to %" PRIu64 " bytes", before + bytes);
+    if (r != SHD_OK) {
+        quota_give(m->kept.quota, bytes);
+        return r;
+    }
     r = reserve_pages(m->kept.spare_fd, before, bytes, NULL, e);
     m->kept.spare_bytes = before + bytes;
     if (r != SHD_OK) {
@@ -92,6 +98,7 @@ void spare_give(struct model *m, uint64_t bytes)
     const uint64_t left = bytes < m->kept.spare_bytes ? m->kept.spare_bytes - bytes : 0;
     if (m->kept.spare_fd < 0 || ftruncate(m->kept.spare_fd, (off_t)left) < 0)
         return; /* it stays, which is no harm */
+    quota_give(m->kept.quota, m->kept.spare_bytes - left);
     m->kept.spare_bytes = left;
 }
 
@@ -105,6 +112,11 @@ int spare_inbox(struct model *m, uint64_t bytes, struct segment *ret_segment, st
     const bool whole = spare_bytes_first(m) > 0 && (!m->kept.adopted || m->spare->settled);
     if (!whole)
         spare_give(m, bytes);
+    r = quota_take(m->kept.quota, bytes, "gradient slots", e);
+    if (r != SHD_OK) {
+        reserve_unlock();
+        return r;
+    }
     if (host)
         r = reserve_check(whole ? 2 * bytes : bytes, RESERVE_SPARED_MIN, e);
     if (r == SHD_OK && whole)
@@ -115,13 +127,16 @@ int spare_inbox(struct model *m, uint64_t bytes, struct segment *ret_segment, st
         if (r != SHD_OK && whole)
             spare_give(m, bytes);
     }
+    quota_settle(m->kept.quota, bytes, r == SHD_OK ? ret_segment->bytes : 0);
     reserve_unlock();
     return r;
 }
 
 void spare_inbox_close(const struct model *m, struct segment *segment)
 {
+    const uint64_t bytes = segment->bytes;
     m->kern->ops->segment_close(m->kern, segment);
+    quota_give(m->kept.quota, bytes);
 }
 
 bool spare_is_idle(const struct model *m)

@@ -52,10 +52,14 @@ static uint64_t grad_bytes(const struct model *m, uint32_t unit, enum shd_dtype 
     return m->map->slice[unit].elems * dtype_bytes(dtype);
 }
 
-static void count_held(struct spill *s)
+/* Counted, and never refused: without it nobody could go on. */
+static void count_held(struct model *m)
 {
+    struct spill *s = m->spill;
     struct stat st;
+    const uint64_t before = s->held_bytes;
     s->held_bytes = fstat(s->segment.fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+    model_settle(m, before, s->held_bytes);
 }
 
 void spill_adopted(struct model *m)
@@ -66,7 +70,7 @@ void spill_adopted(struct model *m)
         return;
     m->spill->state = SPILL_READY;
     m->spill->dirty = true;
-    count_held(m->spill);
+    count_held(m);
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
         for (uint32_t micro = 0; micro < micros; micro++) {
             const uint64_t word = atomic_load(&m->ledger->cell[(uint64_t)u * micros + micro]);
@@ -83,7 +87,7 @@ static void look(uv_timer_t *timer);
 static void look_in(struct daemon *d, uint64_t ms)
 {
     if (!d->stopping)
-        uv_timer_start(d->spill_timer, look, ms, /* repeat= */ 0);
+        uv_timer_start(d->timers.spill, look, ms, /* repeat= */ 0);
 }
 
 static void make_segment(uv_work_t *work)
@@ -134,7 +138,7 @@ static void segment_punched(uv_work_t *work, int cancelled)
     struct model *m = work->data;
     CHECK(cancelled == 0);
     m->spill->state = SPILL_READY;
-    count_held(m->spill);
+    count_held(m);
     look_in(m->daemon, 0); /* somebody may have waited for us */
 }
 
@@ -403,7 +407,7 @@ static void room_reserved(uv_work_t *work, int cancelled)
     uint64_t next_ms = s->work_status == SHD_OK ? 0 : SHORTAGE_MS;
     CHECK(cancelled == 0); /* nobody cancels */
     s->state = SPILL_READY;
-    count_held(s);
+    count_held(m);
     for (uint32_t i = 0; i < s->range_count && s->work_status == SHD_OK; i++) {
         const uint32_t slot = s->ranges[i].slot;
         struct op *op = op_at(ops, inbox->op_index[slot]);
@@ -500,12 +504,12 @@ static void look(uv_timer_t *timer)
 
 void spill_watch(struct daemon *d)
 {
-    if (!uv_is_active((const uv_handle_t *)d->spill_timer))
+    if (!uv_is_active((const uv_handle_t *)d->timers.spill))
         look_in(d, PATIENCE_MS + 1);
 }
 
 void spill_init(struct daemon *d)
 {
-    uv_timer_init(d->loop, d->spill_timer);
-    d->spill_timer->data = d;
+    uv_timer_init(d->loop, d->timers.spill);
+    d->timers.spill->data = d;
 }

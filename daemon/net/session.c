@@ -396,6 +396,19 @@ int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct s
     return SHD_OK;
 }
 
+int session_user(const struct session *s, uint32_t *ret_uid, uint32_t *ret_gid, struct shd_err *e)
+{
+    struct side_peer peer;
+    if (s->side_fd < 0)
+        return err_set(e, SHD_EGONE, "session ended");
+    const int r = side_peer(s->side_fd, &peer, e);
+    if (r != SHD_OK)
+        return r;
+    *ret_uid = peer.uid;
+    *ret_gid = peer.gid;
+    return SHD_OK;
+}
+
 struct session *session_by_conn(struct daemon *d, uint64_t conn)
 {
     for (uint32_t i = 0; i < d->sessions->made; i++) {

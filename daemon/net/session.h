@@ -130,6 +130,10 @@ struct session *session_by_conn(struct daemon *d, uint64_t conn);
 /* The new session with this token (compared in constant time), else NULL. */
 struct session *session_by_token(struct daemon *d, const uint8_t *token);
 
+/* Whose process it is, and in which group, as the kernel had it when it connected. Errors:
+ * SHD_EGONE it has ended; SHD_EIO. */
+int session_user(const struct session *s, uint32_t *ret_uid, uint32_t *ret_gid, struct shd_err *e);
+
 /* End a session: close its side channel, drop its claims. Its place is reused when its pending
  * requests are done. `why` is for the log. */
 void session_end(struct session *s, const char *why);

@@ -76,12 +76,33 @@ static json_t *leases_json(const struct view_model *vm, uint64_t taken_ns)
 
 static json_t *bytes_json(const struct view_model *vm)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "state",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "state",
                      (json_int_t)vm->bytes.state, "publish", (json_int_t)vm->bytes.publish, "inbox",
                      (json_int_t)vm->bytes.inbox, "board", (json_int_t)vm->bytes.board, "ledger",
                      (json_int_t)vm->bytes.ledger, "spec", (json_int_t)vm->bytes.spec, "spill",
                      (json_int_t)vm->bytes.spill, "spilled", (json_int_t)vm->bytes.spilled, "spare",
-                     (json_int_t)vm->bytes.spare, "huge", (json_int_t)vm->bytes.huge);
+                     (json_int_t)vm->bytes.spare, "huge", (json_int_t)vm->bytes.huge, "counted",
+                     (json_int_t)vm->bytes.counted);
+}
+
+static json_t *maker_json(const struct view_model *vm)
+{
+    if (!vm->bytes.maker.known)
+        return json_null();
+    return json_pack("{s:I, s:I}", "uid", (json_int_t)vm->bytes.maker.uid, "gid",
+                     (json_int_t)vm->bytes.maker.gid);
+}
+
+static json_t *quotas_json(const struct view_snapshot *s)
+{
+    json_t *quotas = json_array();
+    for (uint32_t i = 0; i < s->quota_count; i++) {
+        const struct view_quota *q = &s->quotas[i];
+        json_array_append_new(quotas,
+                              json_pack("{s:s, s:I, s:I}", "who", q->who, "used",
+                                        (json_int_t)q->used, "limit", (json_int_t)q->limit));
+    }
+    return quotas;
 }
 
 /* What is on files, and snapshots in memory. */
@@ -274,6 +295,8 @@ static json_t *model_json(const struct view_model *vm, const struct view_snapsho
         json_object_set_new(model, "state_on",
                             json_string(vm->bytes.file_state > 0 ? "file" : "memory"));
     if (model != NULL)
+        json_object_set_new(model, "made_by", maker_json(vm));
+    if (model != NULL)
         add_record(model, &vm->last.sealed);
     if (model != NULL)
         add_guard(model, vm);
@@ -406,6 +429,7 @@ static json_t *document(const struct view_snapshot *s, uint64_t now_ns, enum len
     }
     json_object_set_new(root, "homes", homes_json(&s->daemon));
     json_object_set_new(root, "models", models);
+    json_object_set_new(root, "quotas", quotas_json(s));
     if (length >= LENGTH_LEAST) {
         json_decref(sessions);
         sessions = json_integer((json_int_t)s->session_count);

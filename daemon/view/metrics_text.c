@@ -145,6 +145,19 @@ static void write_files(const struct page *p)
     }
 }
 
+static void write_quotas(const struct page *p)
+{
+    begin_family(p, "quota_bytes", "gauge",
+                 "Memory that models of a user or a group take, or the largest model.");
+    for (uint32_t i = 0; i < p->s->quota_count; i++)
+        fprintf(p->out, "shardd_quota_bytes{device=\"%s\",who=\"%s\"} %" PRIu64 "\n", p->device,
+                p->s->quotas[i].who, p->s->quotas[i].used);
+    begin_family(p, "quota_limit_bytes", "gauge", "What it may be, by shardd --quota.");
+    for (uint32_t i = 0; i < p->s->quota_count; i++)
+        fprintf(p->out, "shardd_quota_limit_bytes{device=\"%s\",who=\"%s\"} %" PRIu64 "\n",
+                p->device, p->s->quotas[i].who, p->s->quotas[i].limit);
+}
+
 static double seconds_since(const struct page *p, uint64_t then_ns)
 {
     return p->s->taken_ns > then_ns ? (double)(p->s->taken_ns - then_ns) * S_PER_NS : 0;
@@ -404,6 +417,7 @@ int metrics_text(const struct view_snapshot *s, bool units, char **ret_text, siz
     write_build(&p);
     write_memory(&p);
     write_files(&p);
+    write_quotas(&p);
     write_pins(&p);
     write_room(&p);
     write_ages(&p);

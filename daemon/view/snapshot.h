@@ -80,6 +80,11 @@ struct view_pin { /* a step that readers have pinned */
     uint64_t began_ns; /* by taken_ns' clock; 0: it is to come */
 };
 
+struct view_maker { /* of a model; not known: a build of before has made it */
+    bool known;
+    uint32_t uid, gid;
+};
+
 struct view_model {
     struct spec *spec;              /* counted */
     uint32_t handle, owner, owners; /* handle 0: it is being filled */
@@ -94,6 +99,8 @@ struct view_model {
     struct {
         uint64_t state, publish, inbox, board, ledger, spec, spill, spilled, spare, huge, snapshots;
         uint64_t file_state, file_snapshots; /* on files: of such a state `state` is in memory */
+        uint64_t counted;                    /* for quotas, */
+        struct view_maker maker;             /* of whom */
     } bytes;
     struct {
         struct step_prepared sealed;
@@ -156,6 +163,11 @@ struct view_kernel {                 /* a kind of work that was timed by two ins
     double ratio;
 };
 
+struct view_quota {
+    char who[48]; /* "uid:1000" */
+    uint64_t used, limit;
+};
+
 struct view_snapshot {
     _Atomic uint32_t refs;
     struct view_daemon daemon;
@@ -168,6 +180,8 @@ struct view_snapshot {
     struct view_kernel kernels[VIEW_KERNELS_MAX];
     uint32_t kernel_count;
     uint64_t ring_bytes;
+    struct view_quota *quotas; /* owned, [quota_count] */
+    uint32_t quota_count;
     struct metrics_daemon metrics;
     struct view_model *models; /* owned, [model_count] */
     uint32_t model_count;

@@ -14,6 +14,7 @@
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
 #include "daemon/model/pin.h"
+#include "daemon/model/quota.h"
 #include "daemon/model/spill.h"
 #include "daemon/net/links.h"
 #include "daemon/net/mailbox.h"
@@ -157,6 +158,9 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->bytes.spilled = m->spill->bytes_total;
     vm->bytes.spare = m->kept.spare_bytes;
     vm->bytes.huge = m->state.huge_bytes + m->publish.huge_bytes;
+    vm->bytes.counted = quota_used(m->kept.quota);
+    const struct quota_maker maker = quota_maker_of(m->kept.quota);
+    vm->bytes.maker = (struct view_maker){ maker.known, maker.uid, maker.gid };
     vm->last.sealed = *step_record(m->core);
     vm->last.committed = step_last_result(m->core);
     vm->last.is_stopped = model_stopped(m, &vm->last.stopped);
@@ -336,6 +340,23 @@ static void take_transfers(const struct daemon *d, struct view_snapshot *s)
 /* -- All ----------------------------------------------------------------------------------------
  */
 
+_Static_assert(sizeof((struct view_quota){ 0 }.who) == QUOTA_WHO_BYTES, "of a quota");
+
+/* Without memory none is shown. */
+static void take_quotas(const struct daemon *d, struct view_snapshot *s)
+{
+    struct quota_shown *shown = sys_calloc(QUOTA_SHOWN_MAX, sizeof *shown);
+    const uint32_t count = shown != NULL ? quota_show(d->quota, shown) : 0;
+    s->quotas = count > 0 ? sys_calloc(count, sizeof *s->quotas) : NULL;
+    s->quota_count = s->quotas != NULL ? count : 0;
+    for (uint32_t i = 0; i < s->quota_count; i++) {
+        memcpy(s->quotas[i].who, shown[i].who, sizeof s->quotas[i].who);
+        s->quotas[i].used = shown[i].used;
+        s->quotas[i].limit = shown[i].limit;
+    }
+    free(shown);
+}
+
 static void take_daemon(const struct daemon *d, struct view_snapshot *s)
 {
     struct timespec now;
@@ -353,6 +374,7 @@ static void take_daemon(const struct daemon *d, struct view_snapshot *s)
     s->repeated_replies = d->mailbox->repeated_replies;
     s->kernel_count = view_kernels_of(d, s->kernels);
     s->ring_bytes = mailbox_ring_bytes(d);
+    take_quotas(d, s);
     s->metrics = *d->metrics;
 }
 
@@ -375,6 +397,7 @@ void view_unref(struct view_snapshot *s)
     free(s->models);
     free(s->sessions);
     free(s->transfers);
+    free(s->quotas);
     free(s);
 }
 

@@ -213,8 +213,8 @@ static int flag_store_range(const struct flag *flag, const char *text, struct sh
     return r;
 }
 
-/* "512", "1.5GiB", "24 GB". More than 2^60 is a slip. */
-static int flag_store_bytes(const struct flag *flag, const char *text, struct shd_err *e)
+/* More than 2^60 is a slip. */
+int flags_bytes(const char *text, uint64_t *ret_bytes, struct shd_err *e)
 {
     static const struct {
         const char *name;
@@ -229,13 +229,18 @@ static int flag_store_bytes(const struct flag *flag, const char *text, struct sh
         if (strcmp(end, units[i].name) != 0)
             continue;
         if (!(n * units[i].bytes >= 1 && n * units[i].bytes <= 0x1p60))
-            return err_set(e, SHD_ERANGE, "--%s is %s, its limits are 1 and 2^60 bytes", flag->name,
-                           text);
-        *(uint64_t *)flag->value = (uint64_t)(n * units[i].bytes);
+            return err_set(e, SHD_ERANGE, "is %.40s, its limits are 1 and 2^60 bytes", text);
+        *ret_bytes = (uint64_t)(n * units[i].bytes);
         return SHD_OK;
     }
-    return err_set(e, SHD_EINVAL, "--%s takes bytes, as 512, 1.5GiB or 24GB, got '%s'", flag->name,
-                   text);
+    return err_set(e, SHD_EINVAL, "takes bytes, as 512, 1.5GiB or 24GB, got '%.40s'", text);
+}
+
+static int flag_store_bytes(const struct flag *flag, const char *text, struct shd_err *e)
+{
+    struct shd_err why = { 0 };
+    const int r = flags_bytes(text, flag->value, &why);
+    return r == SHD_OK ? r : err_set(e, r, "--%s %s", flag->name, why.text);
 }
 
 static int flag_store(const struct flag *flag, const char *text, struct shd_err *e)

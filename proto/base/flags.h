@@ -59,6 +59,10 @@ enum flags_result { FLAGS_OK, FLAGS_HELP, FLAGS_ERROR };
 enum flags_result flags_parse(const struct flags *f, int argc, char **argv, int *ret_rest,
                               struct shd_err *e);
 
+/* "512", "1.5GiB", "24 GB". Errors, which go on behind what the text is of: SHD_EINVAL, SHD_ERANGE.
+ */
+int flags_bytes(const char *text, uint64_t *ret_bytes, struct shd_err *e);
+
 /* Print the text of --help. */
 void flags_help(const struct flags *f, FILE *out);
 

@@ -42,6 +42,7 @@ void fixture_serve(const struct fixture *f, int index)
         .pin = f->pin,
         .state = f->state != NULL ? f->state : getenv("SHD_TEST_STATE"),
         .snapshots = f->snapshots != NULL ? f->snapshots : getenv("SHD_TEST_SNAPSHOTS"),
+        .quota = f->quota,
     };
     if (daemon_new(&config, &d, &e) != SHD_OK) {
         fprintf(stderr, "daemon %s: %s\n", device, e.text);

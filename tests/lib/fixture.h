@@ -7,6 +7,7 @@
 #ifndef SHD_TESTS_FIXTURE_H
 #define SHD_TESTS_FIXTURE_H
 
+#include "daemon/model/quota.h"
 #include "tests/lib/keeper.h"
 #include "tests/lib/test.h"
 
@@ -22,6 +23,7 @@ struct fixture {
     bool pin;                                 /* likewise */
     const char *state, *snapshots;            /* likewise, as shardd takes them; NULL: what
                                                * $SHD_TEST_STATE, $SHD_TEST_SNAPSHOTS say, or memory */
+    struct quota_config quota;                /* likewise */
 };
 
 #define FIXTURE_DEVICE_BYTES 16

@@ -80,6 +80,29 @@ TEST(sizes_are_whole_pages_and_grow_with_each_count)
     EXPECT(bytes + SHD_PAGE_BYTES > more + 8 * 1000000); /* both are rounded up */
 }
 
+/* Also of one in whose padding something lay. */
+TEST(who_made_it_is_known_unless_an_older_build_did)
+{
+    for (int known = 0; known < 2; known++) {
+        struct ledger_shape shape = shape_of(UNITS, MICROS);
+        struct ledger l;
+        struct shd_err e;
+        uint64_t bytes;
+        shape.maker = (struct ledger_maker){ known != 0, 1000, 4294967294u };
+        CHECK(ledger_bytes(&shape, &bytes, &e) == SHD_OK);
+        ledger_init(&l, zeroed(bytes), &shape);
+        const struct ledger_maker maker = ledger_maker(l.head);
+        EXPECT_EQ(maker.known, known != 0);
+        EXPECT_EQ(maker.uid, 1000);
+        EXPECT_EQ(maker.gid, 4294967294u);
+        for (uint64_t tag = 0; tag < 1000; tag++) {
+            l.head->made.tag = tag * UINT64_C(0x0123456789abcdef);
+            EXPECT(!ledger_maker(l.head).known);
+        }
+        free(l.head);
+    }
+}
+
 TEST(counts_outside_the_limits_are_refused)
 {
     struct ledger_shape s;

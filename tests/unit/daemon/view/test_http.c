@@ -106,12 +106,14 @@ static void expect_model(const json_t *m)
         m, "name:s ready:b adopted:b status:s step:i phase:s updates:i owner:i owners:i "
            "elems:i micro_batches:i expected:i returned:i waiting:i units:a bytes:o "
            "rates:o times_ms:o leases:a checkpoint:o? saved:o? hold_step:i? pins:a state_on:s "
+           "made_by:o? "
            "last_sum_norm:n? last_skipped:b "
            "metrics:a last_guard:o? stopped:o? loss:n? grad_norm:n? lr:n? settings:o? "
            "verify:o?");
     expect_fields(json_object_get(m, "bytes"),
                   "state:i publish:i inbox:i board:i ledger:i spec:i spill:i spilled:i spare:i "
-                  "huge:i snapshots:i state_on_files:i snapshots_on_files:i");
+                  "huge:i snapshots:i state_on_files:i snapshots_on_files:i counted:i");
+    expect_fields(json_object_get(m, "made_by"), "uid:i gid:i");
     expect_fields(json_object_get(m, "rates"), "steps_per_s:n returns_per_s:n bytes_per_s:n");
     expect_fields(json_object_get(m, "times_ms"), "collect:n? decide:n? apply:n?");
     const json_t *unit;
@@ -130,7 +132,7 @@ TEST(status_has_every_documented_field)
                         "stale_ms:n threads:i isa:s kernels:a "
                         "keeper:s adopted:o homes:o draining:b restore:o? requests:i bad_frames:i "
                         "dropped_replies:i "
-                        "repeated_replies:i ring_bytes:i "
+                        "repeated_replies:i ring_bytes:i quotas:a "
                         "models:a sessions:a waits:a headline:o? errors:a");
     EXPECT_EQ(json_integer_value(json_object_get(root, "schema")), 2);
     expect_fields(json_object_get(root, "homes"), "state:s snapshots:s");
