@@ -176,7 +176,7 @@ END
 check_unit() {
     local exposure unit units=/usr/lib/systemd/system
     local gpu=$box_root/etc/systemd/system/shardd@gpu0.service.d
-    box systemd-analyze --man=no verify $units/shardd{@cpu0.service,-exporter.service,.target}
+    box systemd-analyze --man=no verify $units/shardd{@cpu0.service,-exporter.service,-relay.service,.target}
     mkdir "$gpu"
     cp "$box_root"/usr/share/doc/shardd/examples/{gpu,checkpoints}.conf "$gpu"
     [ -z "$(box systemd-analyze --man=no verify $units/shardd@gpu0.service 2>&1)" ]

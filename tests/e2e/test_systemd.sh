@@ -58,7 +58,7 @@ install_files() {
             >"$box_root/etc/systemd/system/${unit##*/}"
     done
     # Only what a box must have different: its own place, and none of what boots a machine.
-    for unit in 'shardd@.service' shardd.target; do
+    for unit in 'shardd@.service' shardd.target shardd-relay.service; do
         mkdir "$box_root/etc/systemd/system/$unit.d"
         printf '[Unit]\nDefaultDependencies=no\n' >"$box_root/etc/systemd/system/$unit.d/box.conf"
     done
@@ -76,7 +76,42 @@ END
 ExecStart=
 ExecStart=/opt/shardd/shardd --device %i --threads 1 --state file:/var/lib/shardd --snapshots file:/var/lib/shardd
 END
+    printf '[Service]\nEnvironment=SHARDD_HOST=a\n' >>"$box_root/etc/systemd/system/shardd-relay.service.d/box.conf"
     systemctl --root="$box_root" --quiet enable shardd@cpu0 shardd@cpu1
+}
+
+relay_pid() { box systemctl show --value --property MainPID shardd-relay; }
+relay_is_back() {
+    [ "$(box systemctl show --value --property ActiveState shardd-relay)" = active ] && [ "$(relay_pid)" != "$1" ]
+}
+# Workers of a host b, which is another relay here, see the same state, through a killed relay and a restarted one.
+try_relay() {
+    local keys=$box_root/etc/shardd other=$box_root/opt/shardd/keys far pid
+    mkdir -p "$keys" "$other"
+    "$bin/shardctl" keys new "$keys/cluster.json" a=127.$((1 + $$ / 65536 % 200)).$(($$ / 256 % 256)).$(($$ % 256)):7194 \
+        b=127.0.0.1:1 >/dev/null
+    cp "$keys/cluster.json" "$other"
+    mv "$keys/b.key" "$other"
+    box chown -R shardd:shardd /etc/shardd /opt/shardd/keys
+    box systemctl start shardd-relay || fail "shardd-relay does not start"
+    as_user /opt/shardd/shardd --relay --cluster /opt/shardd/keys/cluster.json --host b --from a:cpu0,cpu1 \
+        --runtime-dir /opt/shardd/far >"$box_root/opt/shardd/far.log" 2>&1 </dev/null &
+    far=$!
+    box_wait_for 60 test -S "$box_root/opt/shardd/far/cpu1.sock" || fail "no relay of host b"
+    for what in "kill --signal=KILL" restart; do
+        [ "$(as_user env SHARDD_ADDRESS=/opt/shardd/far /opt/shardd/shardctl digest)" = "$before" ] ||
+            fail "another digest through the relay"
+        pid=$(relay_pid)
+        # shellcheck disable=SC2086 # words
+        box systemctl $what shardd-relay
+        box_wait_for 60 relay_is_back "$pid" || fail "shardd-relay did not come back after $what"
+    done
+    [ "$(as_user env SHARDD_ADDRESS=/opt/shardd/far /opt/shardd/shardctl digest)" = "$before" ] ||
+        fail "another digest through the relay after that"
+    kill "$far"
+    wait "$far" || true
+    box systemctl stop shardd-relay
+    echo "ok      another host's workers, through shardd-relay, killed and restarted"
 }
 
 show() { box systemctl show --value --property "$2" "shardd@$1"; }
@@ -205,7 +240,7 @@ box_try
 box_new
 install_files
 if command -v systemd-analyze >/dev/null; then
-    systemd-analyze --root="$box_root" --man=no verify shardd@cpu0.service shardd.target ||
+    systemd-analyze --root="$box_root" --man=no verify shardd@cpu0.service shardd-relay.service shardd.target ||
         fail "systemd-analyze verify"
 fi
 
@@ -240,6 +275,7 @@ echo "ok      disturbed: $got"
 
 # After training too; and the end of it.
 before=$(as_user /opt/shardd/shardctl digest)
+try_relay
 kill_daemons cpu0 cpu1
 break_daemon cpu1
 adopt_slowly
