@@ -6,7 +6,7 @@
 set -euo pipefail
 
 bin=$(cd "$1" && pwd)
-steps=${2:-60}
+steps=${2:-100}
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/shd-host.XXXXXX")
 
@@ -87,8 +87,8 @@ for host in A B; do
 done
 : >"$work/out"
 : >"$work/err"
-worker "B?cpu0,cpu10" 0 2 --slow 12
-worker "A?cpu0,cpu10" 1 2 --slow 12
+worker "B?cpu0,cpu10" 0 2 --slow 6
+worker "A?cpu0,cpu10" 1 2 --slow 6
 go_on 1
 for at in A B; do
     pid=$(relay_pid "$at")

@@ -9,7 +9,7 @@
 set -euo pipefail
 
 bin=$(cd "$1" && pwd)
-steps=${2:-80}
+steps=${2:-100}
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/shd-hosts.XXXXXX")
 
@@ -59,10 +59,11 @@ want=$(in_one_process --accumulate local:2 --grad-precision bf16)
 end_same "elastic workers, local:2, gradients in bf16"
 want=$ranks
 
-# Everything is killed once, at a step.
+# Everything is killed once, at a step. A worker that waits as it computes is slow for as many times as long: not so
+# slow that one stopped relay's 15 s outlast what `soon` waits.
 begin
-worker A 0 2 --slow 12
-worker B 1 2 --slow 12
+worker A 0 2 --slow 4
+worker B 1 2 --slow 4
 go_on 1
 soon "the worker's host in the daemons' status" is_named
 kill -KILL "${relays[B]}"
@@ -77,7 +78,7 @@ for device in cpu0 cpu1; do
 done
 kill -KILL "${workers[1]}" 2>/dev/null || true # gone, if the run is too short
 wait "${workers[1]}" 2>/dev/null || true
-worker B 1 2 --slow 12
+worker B 1 2 --slow 4
 go_on 2
 kill -KILL "${relays[A]}" "${relays[B]}"
 start_b

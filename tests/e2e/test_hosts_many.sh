@@ -9,7 +9,7 @@
 set -euo pipefail
 
 bin=$(cd "$1" && pwd)
-steps=${2:-40}
+steps=${2:-60}
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/shd-hosts.XXXXXX")
 
@@ -109,8 +109,8 @@ end_same "owners on a and b, the only worker on b"
 
 # -- Killed -------------------------------------------------------------------------------------------------------
 begin A:cpu0,cpu1 B:cpu2
-worker "A?$all" 0 2 --slow 12
-worker "B?$all" 1 2 --slow 12
+worker "A?$all" 0 2 --slow 6
+worker "B?$all" 1 2 --slow 6
 go_on 1
 for host in A B; do
     kill -KILL "${relays[$host]}"
@@ -127,7 +127,7 @@ for at in A:cpu1 B:cpu2; do
 done
 kill -KILL "${workers[1]}"
 wait "${workers[1]}" 2>/dev/null || true
-worker "B?$all" 1 2 --slow 12
+worker "B?$all" 1 2 --slow 6
 go_on 2
 if [ -n "$wire" ]; then
     ip -n "shdA$$" link set "${wires[B]}" down
@@ -156,8 +156,8 @@ relay A --files
 relay B # not yet
 relay C
 begin A:cpu0,cpu1 B:cpu2
-worker "C?$all" 0 2 --slow 12
-worker "B?$all" 1 2 --slow 12
+worker "C?$all" 0 2 --slow 6
+worker "B?$all" 1 2 --slow 6
 go_on 3
 if "${on_C[@]}" "$bin/shardctl" checkpoint -a "$work/C?$all" "$work/saved" >"$work/refusal" 2>&1; then
     fail "host b saved for others"
