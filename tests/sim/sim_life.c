@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/core/ledger_guard.h"
+#include "daemon/core/ledger_rewind.h"
 #include "daemon/core/ledger_set.h"
 #include "daemon/core/step_init.h"
 #include "tests/sim/sim.h"
@@ -42,6 +43,7 @@ static void make_fresh(struct sim *s, struct sim_daemon *d)
     ledger_init(&d->ledger, d->ledger_memory, &shape);
     memset(d->ledger.set, 0, sizeof *d->ledger.set); /* behind them */
     memset(d->ledger.guard, 0, sizeof *d->ledger.guard);
+    memset(d->ledger.rewind, 0, sizeof *d->ledger.rewind);
     memset(d->ledger.history, 0, shape.history_slots * sizeof *d->ledger.history);
     memset(d->board, 0, sizeof d->board);
     memset(d->word, 0, sizeof d->word);
