@@ -1,12 +1,16 @@
 /* A second model of what one is at its open step: it and the first go on as two separate runs
  * would; it is there at all owners or at none, whatever is killed. */
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/paths/look.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
+#include "proto/base/failpoint.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 
@@ -362,6 +366,100 @@ TEST(a_snapshot_that_is_forked_while_others_take_its_place_is_whole)
     shd_close(s);
     fixture_stop(&daemons);
 }
+
+#ifdef SHD_FAIL_POINTS
+static _Atomic bool *held; /* shared with the daemon: its device goes no further */
+
+static void hold_device(const char *name)
+{
+    const bool here = strcmp(name, "kern:done:before") == 0 && gettid() != getpid();
+    for (int i = 0; here && i < 20000 && atomic_load(held); i++) /* not the loop's thread */
+        usleep(1000);
+}
+
+static void set_hook(int index)
+{
+    (void)index;
+    fail_point_hook = hold_device;
+}
+
+static void *fork_middle(void *ctx)
+{
+    uint64_t *at = ctx;
+    struct shd_err e = { 0 };
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m;
+    EXPECT_OK(shd_model_attach(s, "toy", &m, &e), &e);
+    EXPECT_OK(fork_at(m, "third", *at, NULL, &e), &e);
+    shd_close(s);
+    return NULL;
+}
+
+/* Of another model, in whose work the device is held; one that is large, for what is small the
+ * loop's thread does itself. */
+static void *train_wide(void *ctx)
+{
+    const struct shd_update update = { .size = sizeof update, .lr = 0.1 };
+    struct shd_err e = { 0 };
+    float *grad;
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, ctx);
+    EXPECT_OK(shd_grad(m, 0, 0, &grad, &e), &e);
+    atomic_store(held, true);
+    EXPECT_OK(shd_return(m, 0, 0, &e), &e);
+    EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
+    shd_close(s);
+    return NULL;
+}
+
+/* The copy is queued behind what does not end; meanwhile all snapshots but the last are given up,
+ * and of their memory one is kept. */
+static void give_up_while_forked(shd_model *m, uint64_t step)
+{
+    struct shd_err e = { 0 };
+    static char wide[] = "{\"name\": \"wide\", \"micro_batches\": 1, \"optimizer\": {\"kind\": "
+                         "\"adamw\"}, \"units\": [{\"name\": \"u\", \"tensors\": [{\"name\": "
+                         "\"w\", \"shape\": [1024, 1024]}]}]}";
+    char want[65], got[65];
+    pthread_t threads[2];
+    shd_session *other = attach(PATIENT_MS);
+    shd_model *third;
+    CHECK(pthread_create(&threads[0], NULL, train_wide, wide) == 0);
+    EXPECT_SOON(atomic_load(held));
+    CHECK(pthread_create(&threads[1], NULL, fork_middle, &step) == 0);
+    usleep(300000); /* until it is queued; else nothing is seen */
+    EXPECT_OK(shd_snapshot_every(m, 0, 1, &e), &e);
+    atomic_store(held, false);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    EXPECT_OK(shd_model_attach(other, "third", &third, &e), &e);
+    toy_reference(TOY, (uint32_t)step, want);
+    digest_at(third, step, got);
+    EXPECT_STR(got, want);
+    shd_close(other);
+}
+
+TEST(memory_of_a_snapshot_stays_until_it_is_copied)
+{
+    struct shd_err e = { 0 };
+    uint64_t step = 0;
+    held = mmap(NULL, sizeof *held, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(held != MAP_FAILED);
+    fixture_start(&daemons, 1, set_hook);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, TOY);
+    EXPECT_OK(shd_snapshot_every(m, 0, 4, &e), &e);
+    for (int i = 0; i < 4; i++) {
+        train_steps(m, 1);
+        EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+    }
+    give_up_while_forked(m, step - 1);
+    train_steps(m, 1);
+    shd_close(s);
+    munmap((void *)held, sizeof *held);
+    fixture_stop(&daemons);
+}
+#endif
 
 /* -- With what is other -------------------------------------------------------------------------
  */
