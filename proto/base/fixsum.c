@@ -96,6 +96,65 @@ double fixsum_value(const struct fixsum *s)
     return ldexp((double)(bits >> 11), top_exp - 52);
 }
 
+void fixsum_pack(const struct fixsum *s, uint8_t ret_bytes[FIXSUM_BYTES])
+{
+    if (s == NULL) {
+        memset(ret_bytes, 0xff, FIXSUM_BYTES);
+        return;
+    }
+    struct fixsum carried = *s;
+    fixsum_carry(&carried);
+    CHECK(carried.limb[FIXSUM_LIMBS - 1] == 0);
+    for (size_t i = 0; i < FIXSUM_LIMBS; i++) {
+        const uint32_t limb = (uint32_t)carried.limb[i];
+        memcpy(ret_bytes + i * sizeof limb, &limb, sizeof limb);
+    }
+}
+
+bool fixsum_unpack(const uint8_t bytes[FIXSUM_BYTES], struct fixsum *ret_sum, bool *ret_none)
+{
+    uint32_t limb = 0, full = 0;
+    struct fixsum s;
+    fixsum_init(&s);
+    for (size_t i = 0; i < FIXSUM_LIMBS; i++) {
+        memcpy(&limb, bytes + i * sizeof limb, sizeof limb);
+        s.limb[i] = limb;
+        full += limb == UINT32_MAX;
+    }
+    const bool none = full == FIXSUM_LIMBS;
+    if (!none && limb != 0)
+        return false;
+    if (none)
+        fixsum_init(&s);
+    *ret_none = none;
+    *ret_sum = s;
+    return true;
+}
+
+int fixsum_compare(const struct fixsum *a, const struct fixsum *b)
+{
+    CHECK(fixsum_is_carried(a) && fixsum_is_carried(b));
+    for (int i = FIXSUM_LIMBS; i-- > 0;)
+        if (a->limb[i] != b->limb[i])
+            return a->limb[i] < b->limb[i] ? -1 : 1;
+    return 0;
+}
+
+struct fixsum fixsum_difference(const struct fixsum *a, const struct fixsum *b)
+{
+    struct fixsum d;
+    uint64_t borrow = 0;
+    CHECK(fixsum_compare(a, b) >= 0);
+    fixsum_init(&d);
+    for (int i = 0; i < FIXSUM_LIMBS; i++) {
+        const uint64_t less = b->limb[i] + borrow;
+        borrow = a->limb[i] < less;
+        d.limb[i] = (a->limb[i] - less) & LIMB_MASK;
+    }
+    CHECK(borrow == 0);
+    return d;
+}
+
 bool fixsum_is_carried(const struct fixsum *s)
 {
     for (int i = 0; i < FIXSUM_LIMBS; i++)

@@ -13,6 +13,7 @@
 #define SHD_FIXSUM_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define FIXSUM_LIMBS   20
@@ -37,6 +38,21 @@ void fixsum_carry(struct fixsum *s);
 
 /* The value rounded towards zero to a double (deterministic: depends on the value alone). */
 double fixsum_value(const struct fixsum *s);
+
+/* As bytes of a message: the limbs of a sum below 2^310, as those of squares of fp32 values are;
+ * NULL: all bits set, which is none. */
+#define FIXSUM_BYTES (FIXSUM_LIMBS * 4u)
+void fixsum_pack(const struct fixsum *s, uint8_t ret_bytes[FIXSUM_BYTES]);
+
+/* False: that is nothing of the kind. *ret_none: it was NULL, and *ret_sum is 0. It is carried, and
+ * so small that 2^30 of them can be added. */
+bool fixsum_unpack(const uint8_t bytes[FIXSUM_BYTES], struct fixsum *ret_sum, bool *ret_none);
+
+/* a - b, which is not below 0; both carried, as it is. */
+struct fixsum fixsum_difference(const struct fixsum *a, const struct fixsum *b);
+
+/* Below 0, 0, above 0: a < b, a == b, a > b. Both carried. */
+int fixsum_compare(const struct fixsum *a, const struct fixsum *b);
 
 /* True when every limb is below 2^32, as fixsum_carry() leaves it and the wire requires it. */
 bool fixsum_is_carried(const struct fixsum *s);

@@ -1,5 +1,6 @@
 /* fixsum against plain big-integer addition, one bit at a time, which shares no code with it. */
 #include <errno.h>
+#include <math.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -567,6 +568,34 @@ TEST(names_are_suggested_by_their_letters_and_lists_are_cut_between_them)
     EXPECT_STR(suggest("zzzzzzzz", names, ARRAY_SIZE(names), "--", little, sizeof little),
                "; known: --lr, ...");
     EXPECT_STR(suggest("zzzzzzzz", names, ARRAY_SIZE(names), "--", little, 8), "");
+}
+
+TEST(sums_cross_as_bytes_and_compare_exactly)
+{
+    uint64_t seed = test_seed(5);
+    for (int i = 0; i < 200; i++) {
+        struct fixsum s[2], back;
+        uint8_t bytes[FIXSUM_BYTES];
+        bool none = true;
+        double x[2];
+        for (int k = 0; k < 2; k++) {
+            x[k] = ldexp((double)(test_random(&seed) % 5), (int)(test_random(&seed) % 500) - 290);
+            fixsum_init(&s[k]);
+            fixsum_add(&s[k], x[k]);
+            fixsum_carry(&s[k]);
+            fixsum_pack(&s[k], bytes);
+            EXPECT(fixsum_unpack(bytes, &back, &none) && !none);
+            EXPECT(memcmp(back.limb, s[k].limb, sizeof back.limb) == 0);
+        }
+        EXPECT_EQ(fixsum_compare(&s[0], &s[1]), x[0] < x[1] ? -1 : x[0] > x[1]);
+        struct fixsum more = s[0]; /* by the lowest bit, which no double of it has */
+        more.limb[0]++;
+        EXPECT_EQ(fixsum_compare(&s[0], &more), -1);
+        fixsum_pack(NULL, bytes);
+        EXPECT(fixsum_unpack(bytes, &back, &none) && none && fixsum_value(&back) == 0);
+        bytes[test_random(&seed) % (FIXSUM_BYTES - 4)] = 0;
+        EXPECT(!fixsum_unpack(bytes, &back, &none)); /* a top limb that no sum of squares has */
+    }
 }
 
 TEST(help_is_made_of_the_table)
