@@ -397,6 +397,19 @@ struct shd_result {
     double guard_bound; /* and what that is above */
     bool
         rewound; /* shd_model_rewind(): what was computed counts for nothing, go on at shd_step() */
+    uint64_t guard_step; /* rewound: 1 + the step for which the model's guard (with the action
+                          * "rewind") has it go back; 0: somebody did. Others go to shd_step(), too;
+                          * whoever loads data can leave that step's out. The same step is skipped
+                          * where it is above the limit once more. */
+    /* Of a step that was skipped for its norm, or for gradients that were not finite: 1 + the unit
+     * whose mean gradient has the largest norm, or the first that is not finite; 0: not known. */
+    uint32_t cause_unit;
+    double cause_norm; /* its norm; infinite: not finite */
+    /* Of a model with guard_audit: 1 + the first of the micro-batches (of accumulate) that brought
+     * most of that unit's sum of squares, or what is not finite; 0: not known, as where a daemon
+     * was restarted in the step. shd_history() has whose it was. */
+    uint32_t cause_micro;
+    double cause_share; /* so much of the sum of squares */
 };
 /* Wait until all units of all M micro-batches are in, then apply their mean gradient. Every worker
  * calls it with the same update; the first decision to arrive counts, on all owners. Returns once
@@ -445,6 +458,12 @@ struct shd_step_row {
     double grad_norm, lr, loss_scale; /* loss_scale: at least 1 */
     uint32_t guard;                   /* enum shd_guard: the rule that skipped it */
     double guard_bound;               /* rounded to fp32: what its norm or loss is above */
+    /* As in shd_result, of the last 512 steps; else 0. */
+    uint32_t cause_unit, cause_micro;
+    double cause_norm, cause_share;
+    uint32_t cause_pid;    /* of the worker that sent the micro-batch; 0: not known, */
+    uint32_t cause_rank;   /* 1 + its $RANK; 0: it has none, */
+    char cause_worker[80]; /* and its name (shd_options.name) */
 };
 /* Up to room rows from step *from on, ascending, of owner 0; *from becomes the step to go on with.
  * No rows: there are none yet. */

@@ -52,7 +52,9 @@ static void make_prepare(const struct round *round, const struct link *link,
     ret_request->prepare = (struct wire_prepare){
         .model = t->m->map->owners[link->index].layout.handle,
         .step = round->arg,
-        .attempt = t->attempt
+        .attempt = t->attempt,
+        .unit_sums = turn_unit_sums(t->m->map->turn),
+        .part_sums = turn_part_sums(t->m->map->turn),
     };
 }
 
@@ -146,10 +148,13 @@ static int commit_turn(struct shd_model *m, const struct wire_bytes *blob, uint6
 int commit_step(struct shd_model *m, const struct decide_args *args, const struct wire_bytes *blob,
                 struct decided *ret_decided, struct shd_err *e)
 {
-    const struct turn_update decide = { .args = *args };
+    const struct turn_update decide = { .args = *args,
+                                        .units = m->spec->unit_count,
+                                        .groups = m->spec->guard_audit ? model_returns(m) : 0 };
     turn_begin(m->map->turn, m->step, &decide);
     const int r = commit_turn(m, blob, m->in.attempt, e);
-    m->sealed = m->sealed || turn_state(m->map->turn) != TURN_PREPARING;
+    m->sealed = m->sealed || turn_state(m->map->turn) != TURN_PREPARING ||
+                turn_unit_sums(m->map->turn) > 0;
     if (r == SHD_OK)
         *ret_decided = turn_decided(m->map->turn);
     return r;

@@ -215,6 +215,16 @@ static int derive(const struct decide_args *args, double norm, struct decision *
                    args->loss_scale);
 }
 
+static enum decide_cause cause_of(const struct decide_args *args, const struct decision *d)
+{
+    for (uint32_t i = 0; i < args->owners; i++)
+        if (!args->prepared[i].finite)
+            return DECIDE_CAUSE_INFINITE;
+    return d->guard.what == GUARD_NORM_ABOVE || d->guard.what == GUARD_NORM_ZSCORE
+               ? DECIDE_CAUSE_LARGEST
+               : DECIDE_CAUSE_NONE;
+}
+
 int decide(const struct decide_args *args, struct decided *ret_decided, struct shd_err *e)
 {
     CHECK(args->owners > 0);
@@ -239,6 +249,8 @@ int decide(const struct decide_args *args, struct decided *ret_decided, struct s
         r = derive(args, none ? (double)NAN : decided.grad_norm, &decided.decision, e);
     if (r != SHD_OK)
         return r;
+    if (record == NULL && decided.decision.skip)
+        decided.cause = cause_of(args, &decided.decision);
     decided.metric_count = args->prepared[0].metric_count;
     decided.reported = args->prepared[0].reported;
     memcpy(decided.metrics, args->prepared[0].metrics, sizeof decided.metrics);

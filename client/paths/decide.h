@@ -37,8 +37,15 @@ struct decide_args {
     const struct guard_limits *guard; /* owner 0's, of this step; borrowed; NULL: none */
 };
 
+enum decide_cause { /* of a step that this decision skips, and nobody has recorded */
+                    DECIDE_CAUSE_NONE,
+                    DECIDE_CAUSE_LARGEST,  /* the unit with the largest norm is to be found */
+                    DECIDE_CAUSE_INFINITE, /* the first that is not finite is */
+};
+
 struct decided {
-    struct decision decision;
+    struct decision decision; /* without a cause, unless it was recorded with one */
+    enum decide_cause cause;
     double grad_norm; /* of the mean gradient, unscaled, not clipped; infinite when not finite */
     double metrics[WIRE_METRICS_MAX];
     uint32_t metric_count;

@@ -102,7 +102,8 @@ static int take_layout(struct layout_opening *o, const struct link *link,
                               .segment_count = layout->segment_count,
                               .spec_bytes = layout->spec_bytes,
                               .one_count = layout->one_count,
-                              .instance = layout->instance };
+                              .instance = layout->instance,
+                              .guard_back = layout->guard_back };
     memcpy(got.segments, layout->segments, sizeof got.segments);
     got.on_gpu = layout->device.bytes > 0;
     CHECK(!got.on_gpu || layout->device.bytes == sizeof got.uuid);

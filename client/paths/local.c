@@ -2,11 +2,13 @@
 #include "client/paths/local.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <jansson.h>
 
+#include "client/paths/cause.h"
 #include "client/paths/kern_run.h"
 #include "client/paths/local_put.h"
 #include "client/paths/local_show.h"
@@ -20,6 +22,7 @@
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
 #include "proto/share/guard_window.h"
+#include "proto/share/parts.h"
 
 /* -- Session ----------------------------------------------------------------------------------- */
 
@@ -136,9 +139,16 @@ static int new_local(struct shd_model *m, struct shd_err *e)
         local->arrived = sys_calloc(spec->unit_count, spec_returns(spec));
         local->hypers = sys_calloc(spec->group_count, sizeof *local->hypers);
         local->history = sys_calloc(HISTORY_SLOTS, sizeof *local->history);
+        local->audit = sys_calloc(AUDIT_SLOTS, sizeof *local->audit);
+        if (spec->guard_audit) {
+            void *parts = sys_calloc(1, parts_bytes(spec->unit_count, spec_returns(spec)));
+            local->parts = parts != NULL ? parts_init(parts, spec->unit_count, spec_returns(spec))
+                                         : NULL;
+        }
     }
     if (local == NULL || local->units == NULL || local->arrived == NULL || local->hypers == NULL ||
-        local->history == NULL)
+        local->history == NULL || local->audit == NULL ||
+        (spec->guard_audit && local->parts == NULL))
         return err_set(e, SHD_ENOMEM, "no memory for model '%s'", spec->name);
     for (uint32_t u = 0; u < spec->unit_count; u++)
         if (!spec->units[u].frozen && spec->units[u].elems > local->slot_elems)
@@ -194,17 +204,21 @@ static void local_close(struct shd_model *m)
     free(local->hypers);
     free(local->blob);
     free(local->history);
+    free(local->audit);
+    free(local->parts);
     free(local);
     m->local = NULL;
 }
 
 /* -- Looking ----------------------------------------------------------------------------------- */
 
-static int local_history(struct shd_model *m, uint64_t *from, struct history_row *ret_rows,
-                         uint32_t room, uint32_t *ret_count, struct shd_err *e)
+static int local_history(struct shd_model *m, struct path_history *h, struct shd_err *e)
 {
     (void)e;
-    *ret_count = history_read(m->local->history, HISTORY_SLOTS, m->step, from, ret_rows, room);
+    h->count = history_read(m->local->history, HISTORY_SLOTS, m->step, &h->from, h->rows, h->room);
+    h->audit_count = h->count > 0 ? audit_read(m->local->audit, m->step, h->rows[0].step, h->from,
+                                               h->audits, AUDIT_SLOTS)
+                                  : 0;
     return SHD_OK;
 }
 
@@ -305,6 +319,12 @@ static uint32_t find_sent(const struct shd_model *m, uint32_t group, uint32_t un
     return i;
 }
 
+/* No attempt at a step has that of another. */
+static uint64_t round_of(const struct shd_model *m)
+{
+    return m->step + m->in.attempt;
+}
+
 /* Add the gradients that are in, in ascending order, up to the first group that is missing. */
 static int sum_arrived(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
@@ -313,18 +333,28 @@ static int sum_arrived(struct shd_model *m, uint32_t unit, struct shd_err *e)
     while (u->next_group < groups && u->arrived[u->next_group] != ARRIVED_NOT) {
         if (u->arrived[u->next_group] == ARRIVED_GRAD) {
             const uint32_t slot = find_sent(m, u->next_group, unit);
+            struct kern_sum sum = { .finite = true };
+            fixsum_init(&sum.sum);
             const struct kern_accumulate accumulate = {
                 .acc = u->acc,
                 .grad = local_slot_array(m, slot, unit),
                 .grad_dtype = m->slots[slot].dtype,
                 .elems = m->spec->units[unit].elems,
                 .first = !u->summed,
+                .sum = m->local->parts != NULL ? &sum : NULL,
             };
             const int r = kern_run_op(
                 m->session->kern,
                 &(struct kern_op){ KERN_ACCUMULATE, { .accumulate = accumulate } }, e);
             if (r != SHD_OK)
                 return r;
+            if (m->local->parts != NULL)
+                parts_take(m->local->parts,
+                           &(struct part){ .round = round_of(m),
+                                           .unit = unit,
+                                           .group = u->next_group,
+                                           .first = !u->summed },
+                           sum.finite ? &sum.sum : NULL);
             u->summed = true;
             u->summed_step = 0;
             m->slots[slot].state = SLOT_FREE;
@@ -528,6 +558,64 @@ static int check_stopped(const struct shd_model *m, struct shd_err *e)
                    s->step, guard_text(&s->by, text));
 }
 
+static void name_group(struct shd_model *m, bool infinite, double squares,
+                       struct decision_cause *cause)
+{
+    uint8_t bytes[WIRE_UNIT_SUMS_MAX * FIXSUM_BYTES];
+    struct cause c;
+    bool more = true;
+    cause_begin(&c, model_returns(m), /* groups= */ true, infinite);
+    while (more) {
+        const uint32_t left = c.count - c.first;
+        const struct wire_bytes page = {
+            bytes, (left < WIRE_UNIT_SUMS_MAX ? left : WIRE_UNIT_SUMS_MAX) * FIXSUM_BYTES
+        };
+        if (!parts_read(m->local->parts, round_of(m), cause->unit - 1, c.first,
+                        (uint32_t)(page.bytes / FIXSUM_BYTES), bytes) ||
+            cause_take(&c, &page, NULL) != SHD_OK)
+            return;
+        more = cause_next(&c);
+    }
+    cause->group = c.found;
+    if (c.found > 0)
+        cause->share = infinite ? 1 : (float)(fixsum_value(&c.largest) / squares);
+}
+
+/* As cause.h has it: the one owner's sums are whole. */
+static int name_cause(struct shd_model *m, struct decided *decided, struct shd_err *e)
+{
+    const struct decision *d = &decided->decision;
+    const bool infinite = decided->cause == DECIDE_CAUSE_INFINITE;
+    const double count = d->divisor > 0 ? d->divisor : spec_micro_batches(m->spec, m->step);
+    struct decision_cause cause = { 0 };
+    struct fixsum largest;
+    fixsum_init(&largest);
+    for (uint32_t i = 0; i < m->spec->unit_count && !(infinite && cause.unit > 0); i++) {
+        const struct local_unit *u = &m->local->units[i];
+        const struct spec_unit *unit = &m->spec->units[i];
+        struct kern_sum sum = { .finite = true };
+        fixsum_init(&sum.sum);
+        if (unit->frozen || !u->summed || (unit->mean && !infinite))
+            continue;
+        const struct kern_sumsq sumsq = { u->acc, unit->elems, &sum };
+        const int r = kern_run_op(m->session->kern,
+                                  &(struct kern_op){ KERN_SUMSQ, { .sumsq = sumsq } }, e);
+        if (r != SHD_OK)
+            return r;
+        fixsum_carry(&sum.sum);
+        if (infinite ? sum.finite : fixsum_compare(&sum.sum, &largest) <= 0)
+            continue;
+        largest = sum.sum;
+        cause.unit = i + 1;
+        cause.norm = infinite ? (double)INFINITY
+                              : sqrt(fixsum_value(&largest)) / count / d->loss_scale;
+    }
+    if (m->local->parts != NULL && cause.unit > 0)
+        name_group(m, infinite, fixsum_value(&largest), &cause);
+    decided->decision.cause = cause;
+    return SHD_OK;
+}
+
 static int decide_local(struct shd_model *m, const struct decide_args *asked,
                         struct decided *ret_decided, struct shd_err *e)
 {
@@ -548,8 +636,11 @@ static int decide_local(struct shd_model *m, const struct decide_args *asked,
     args.owners = 1;
     args.settings = &settings;
     guard_window_limits(m->spec->guard, m->local->history, HISTORY_SLOTS, m->step, &limits);
+    guard_limits_back(&limits, GUARD_BACK_STOPS); /* no snapshots are kept here */
     args.guard = &limits;
-    return decide(&args, ret_decided, e);
+    r = decide(&args, ret_decided, e);
+    return r == SHD_OK && ret_decided->cause != DECIDE_CAUSE_NONE ? name_cause(m, ret_decided, e)
+                                                                  : r;
 }
 
 static struct history_row decided_row(const struct decided *decided, uint64_t step)
@@ -592,6 +683,7 @@ static int local_commit(struct shd_model *m, const struct decide_args *args,
     struct history_row row = decided_row(&decided, m->step);
     row.time_ns = clock_read_ns(CLOCK_REALTIME);
     history_put(local->history, HISTORY_SLOTS, &row);
+    audit_put(local->audit, m->step, &decided.decision.cause);
     if (decided.decision.guard.stop)
         local->stopped = (struct local_stopped){ decided.decision.guard, m->step };
     for (uint32_t u = 0; u < m->spec->unit_count; u++)

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "proto/base/decision.h"
+#include "proto/share/audit.h"
 #include "proto/share/history.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/settings.h"
@@ -15,6 +16,7 @@
 
 struct kern_hyper;
 struct kern_run;
+struct parts;
 
 enum arrival { ARRIVED_NOT, ARRIVED_NONE, ARRIVED_GRAD };
 
@@ -62,6 +64,8 @@ struct local_model {
     uint8_t *blob; /* owned */
     size_t blob_bytes;
     struct history_slot *history; /* owned, [HISTORY_SLOTS] */
+    struct audit_slot *audit;     /* owned, [AUDIT_SLOTS] */
+    struct parts *parts;          /* owned; NULL: the model has no guard_audit */
     struct settings_kept settings;
     struct local_stopped stopped;
     uint32_t returns_before; /* of the last committed step */

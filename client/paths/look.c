@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "client/paths/map.h"
+#include "client/paths/path.h"
 #include "client/session/hub.h"
 #include "client/session/round.h"
 #include "proto/base/check.h"
@@ -65,9 +66,8 @@ int look_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capacity, s
 
 struct row_sink {
     const struct shd_model *m;
-    uint64_t from, next;
-    struct history_row *rows; /* borrowed, [room] */
-    uint32_t room, count;
+    struct path_history *history;
+    uint64_t next;
 };
 
 static void make_history(const struct round *round, const struct link *link,
@@ -76,8 +76,8 @@ static void make_history(const struct round *round, const struct link *link,
     const struct row_sink *sink = round->ctx;
     ret_request->history = (struct wire_history){
         .model = sink->m->map->owners[link->index].layout.handle,
-        .from = sink->from,
-        .count = sink->room,
+        .from = sink->history->from,
+        .count = sink->history->room,
     };
 }
 
@@ -85,22 +85,25 @@ static int take_rows(const struct round *round, const struct link *link,
                      const struct wire_reply *reply, struct shd_err *e)
 {
     struct row_sink *sink = round->ctx;
-    const struct wire_bytes *rows = &reply->rows.rows;
-    if (rows->bytes > sink->room * sizeof *sink->rows)
+    struct path_history *h = sink->history;
+    const struct wire_bytes *rows = &reply->rows.rows, *audits = &reply->rows.audits;
+    if (rows->bytes > h->room * sizeof *h->rows)
         return link_err(link, SHD_EPROTO, e,
                         "sent %zu rows of its history, asked for were %" PRIu32,
-                        rows->bytes / sizeof *sink->rows, sink->room);
+                        rows->bytes / sizeof *h->rows, h->room);
     if (rows->bytes > 0)
-        memcpy(sink->rows, rows->data, rows->bytes);
-    sink->count = (uint32_t)(rows->bytes / sizeof *sink->rows);
+        memcpy(h->rows, rows->data, rows->bytes);
+    if (audits->bytes > 0) /* no more than there are slots: wire_tables.c */
+        memcpy(h->audits, audits->data, audits->bytes);
+    h->count = (uint32_t)(rows->bytes / sizeof *h->rows);
+    h->audit_count = (uint32_t)(audits->bytes / sizeof *h->audits);
     sink->next = reply->rows.next;
     return SHD_OK;
 }
 
-int look_history(struct shd_model *m, uint64_t *from, struct history_row *ret_rows, uint32_t room,
-                 uint32_t *ret_count, struct shd_err *e)
+int look_history(struct shd_model *m, struct path_history *history, struct shd_err *e)
 {
-    struct row_sink sink = { .m = m, .from = *from, .rows = ret_rows, .room = room };
+    struct row_sink sink = { .m = m, .history = history };
     struct round round = { .what = "History",
                            .asks = WIRE_HISTORY,
                            .type = WIRE_ROWS,
@@ -108,11 +111,9 @@ int look_history(struct shd_model *m, uint64_t *from, struct history_row *ret_ro
                            .take = take_rows,
                            .ctx = &sink };
     const int r = round_one(&round, &m->session->hub->links[0], 0, e);
-    if (r != SHD_OK)
-        return r;
-    *ret_count = sink.count;
-    *from = sink.next;
-    return SHD_OK;
+    if (r == SHD_OK)
+        history->from = sink.next;
+    return r;
 }
 
 /* -- Digest ------------------------------------------------------------------------------------ */

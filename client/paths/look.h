@@ -4,14 +4,14 @@
 
 #include "client/paths/digest.h"
 #include "client/session/session.h"
-#include "proto/share/history.h"
+
+struct path_history;
 
 /* control_ops slots. */
 int look_status(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e);
 int look_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capacity, size_t *ret_bytes,
               struct shd_err *e);
-int look_history(struct shd_model *m, uint64_t *from, struct history_row *ret_rows, uint32_t room,
-                 uint32_t *ret_count, struct shd_err *e);
+int look_history(struct shd_model *m, struct path_history *history, struct shd_err *e);
 uint32_t look_range_units(const struct shd_model *m);
 int look_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
                 struct digest_stamp *stamp, struct shd_err *e);

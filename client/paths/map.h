@@ -48,6 +48,8 @@ struct map_layout {  /* an owner's answer to OpenModel */
     uint32_t segment_count;
     uint64_t spec_bytes; /* in a SEGMENT_SPEC among them; 0: there is none, or it is taken */
     uint64_t attempt;    /* at `step` */
+    uint64_t guard_back; /* owner 0's: 1 + the step that its guard went back for, by the last
+                          * rewind; 0: that was somebody's */
     bool one_count;      /* of updates, for all units; false: one for each, or it did not say */
     uint8_t in[MODEL_IN_BYTES]; /* a bit per group that is all in there, of `step` and attempt */
 };

@@ -19,6 +19,7 @@
 #include "client/paths/decide.h"
 #include "client/paths/digest.h"
 #include "client/session/session.h"
+#include "proto/share/audit.h"
 #include "proto/share/history.h"
 #include "proto/share/tally.h"
 #include "proto/wire/wire.h"
@@ -59,6 +60,14 @@ struct path_put {
     void *ctx;
     uint64_t updates;             /* 1 + those that count as applied; 0: as many as before */
     const uint64_t *unit_updates; /* [units]: likewise, 0: as `updates` says; NULL: of all */
+};
+
+struct path_history {         /* what steps from `from` on came to, ascending */
+    uint64_t from;            /* becomes the step to go on with */
+    struct history_row *rows; /* [room] */
+    struct audit_row *audits; /* [AUDIT_SLOTS]: of those of them that have one */
+    uint32_t room;            /* at most WIRE_ROWS_MAX */
+    uint32_t count, audit_count;
 };
 
 struct path_set {
@@ -117,10 +126,7 @@ struct control_ops {
     int (*unlease)(struct shd_model *m, uint32_t group, struct shd_err *e);
     int (*blob)(struct shd_model *m, uint32_t owner, void *buf, size_t capacity, size_t *ret_bytes,
                 struct shd_err *e);
-    /* Up to room rows (at most WIRE_ROWS_MAX) of the history from *from on; *from becomes the step
-     * to go on with. */
-    int (*history)(struct shd_model *m, uint64_t *from, struct history_row *ret_rows, uint32_t room,
-                   uint32_t *ret_count, struct shd_err *e);
+    int (*history)(struct shd_model *m, struct path_history *history, struct shd_err *e);
     /* An array of a unit as of *ret_step, all of it: values[unit elements], host memory. */
     int (*get)(struct shd_model *m, const struct path_get *get, struct shd_err *e);
     /* What a range comes to at all owners, of one step. Errors: SHD_ENOENT, SHD_EINVAL, SHD_ENOTSUP

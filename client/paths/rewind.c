@@ -9,6 +9,7 @@
 #include "client/session/hub.h"
 #include "client/session/round.h"
 #include "proto/base/clock.h"
+#include "proto/base/failpoint.h"
 #include "proto/share/board.h"
 
 #define ATTEMPTS_MAX 16u                /* while other sessions are at the same */
@@ -130,6 +131,18 @@ static int go(struct rewinding *r, struct shd_err *e)
     return round_one(&round, &hub->links[0], 0, e);
 }
 
+/* attempt: that began with the last rewind; another one since is SHD_ESTEP. */
+static int rewind_from(struct shd_model *m, uint64_t step, uint64_t attempt, struct shd_err *e)
+{
+    struct rewinding r = { .m = m, .ask = { .step = step, .attempt = attempt } };
+    int s = hold(&r, e);
+    FAIL_POINT("rewind:asked");
+    if (s == SHD_OK)
+        s = go(&r, e);
+    FAIL_POINT("rewind:gone");
+    return s == SHD_OK ? follow(m, r.answer.step, r.answer.attempt, e) : s;
+}
+
 int rewind_owners(struct shd_model *m, uint64_t step, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
@@ -137,17 +150,29 @@ int rewind_owners(struct shd_model *m, uint64_t step, struct shd_err *e)
     for (uint32_t i = 0; s == SHD_ESTEP && i < ATTEMPTS_MAX; i++) {
         uint64_t to;
         bool apart;
-        struct rewinding r = { .m = m, .ask = { .step = step } };
         s = i > 0 ? hub_poll(hub, POLL_NS, e) : SHD_OK;
         if (s == SHD_OK)
             s = rewind_together(m, &apart, e);
-        r.ask.attempt = rewind_newest(m, &to);
         if (s == SHD_OK)
-            s = hold(&r, e);
+            s = rewind_from(m, step, rewind_newest(m, &to), e);
+    }
+    return s;
+}
+
+/* Who was faster may have decided, and its owners not be there yet. */
+int rewind_once(struct shd_model *m, uint64_t step, struct shd_err *e)
+{
+    struct hub *hub = m->session->hub;
+    int s = SHD_ESTEP;
+    for (uint32_t i = 0; s == SHD_ESTEP && i < ATTEMPTS_MAX; i++) {
+        bool apart;
+        s = i > 0 ? hub_poll(hub, POLL_NS, e) : SHD_OK;
         if (s == SHD_OK)
-            s = go(&r, e);
+            s = rewind_together(m, &apart, e);
+        if (s == SHD_OK && rewind_seen(m, NULL) != SHD_OK)
+            return SHD_OK;
         if (s == SHD_OK)
-            s = follow(m, r.answer.step, r.answer.attempt, e);
+            s = rewind_from(m, step, m->map->rewound, e);
     }
     return s;
 }

@@ -23,6 +23,10 @@ int rewind_together(struct shd_model *m, bool *ret_apart, struct shd_err *e);
  * them; SHD_ESTEP another session rewinds it; SHD_EBUSY, SHD_ENOTSUP. */
 int rewind_owners(struct shd_model *m, uint64_t step, struct shd_err *e);
 
+/* The same, but for who goes back because of what it has seen: where anybody has gone back since
+ * this worker knows, that is it. Errors: as above. */
+int rewind_once(struct shd_model *m, uint64_t step, struct shd_err *e);
+
 /* Keep the open step, or one soon after. */
 int snapshot_owners(struct shd_model *m, uint64_t *ret_step, struct shd_err *e);
 int snapshot_options(struct shd_model *m, uint64_t every, uint32_t keep, struct shd_err *e);

@@ -2,12 +2,20 @@
 #include "client/paths/turn.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
+#include "client/paths/cause.h"
 #include "proto/base/check.h"
 #include "proto/spec/guard.h"
 #include "proto/spec/settings.h"
+
+enum turn_naming { /* PREPARING: it is decided, and asked what it came from, */
+                   NAMING_NOT,
+                   NAMING_UNITS,
+                   NAMING_GROUPS /* of the unit that is found */
+};
 
 struct turn_owner {
     bool asked; /* what the state asks for, and it is not answered */
@@ -23,9 +31,12 @@ struct turn {
     struct settings settings;  /* owner 0's */
     struct guard_limits guard; /* likewise */
     struct decided decided;
+    enum turn_naming naming;
     bool counted;                   /* owner 0 has committed: decided.decision is what counts */
     struct turn_owner *owner;       /* [owners], behind the turn */
     struct wire_prepared *prepared; /* [owners], behind that */
+    struct cause *cause;            /* behind that; while naming */
+    double squares;                 /* of the unit that is found */
 };
 
 static uint64_t aligned(uint64_t bytes)
@@ -37,7 +48,7 @@ static uint64_t aligned(uint64_t bytes)
 uint64_t turn_bytes(uint32_t owners)
 {
     return aligned(sizeof(struct turn)) + aligned(owners * sizeof(struct turn_owner)) +
-           owners * sizeof(struct wire_prepared);
+           aligned(owners * sizeof(struct wire_prepared)) + sizeof(struct cause);
 }
 
 struct turn *turn_init(void *memory, uint32_t owners)
@@ -49,7 +60,9 @@ struct turn *turn_init(void *memory, uint32_t owners)
     t->owners = owners;
     t->state = TURN_OVER; /* nothing has begun */
     t->owner = (void *)behind;
-    t->prepared = (void *)(behind + aligned(owners * sizeof *t->owner));
+    behind += aligned(owners * sizeof *t->owner);
+    t->prepared = (void *)behind;
+    t->cause = (void *)(behind + aligned(owners * sizeof *t->prepared));
     return t;
 }
 
@@ -73,6 +86,7 @@ void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update)
     t->guard.count = 0;
     t->decided = (struct decided){ 0 };
     t->counted = false;
+    t->naming = NAMING_NOT;
     enter(t, TURN_PREPARING);
 }
 
@@ -142,6 +156,11 @@ static bool any_record(const struct turn *t)
     return false;
 }
 
+static bool is_infinite(const struct turn *t)
+{
+    return t->decided.cause == DECIDE_CAUSE_INFINITE;
+}
+
 /* All owners' replies are in. */
 static int derive(struct turn *t, struct shd_err *e)
 {
@@ -150,9 +169,74 @@ static int derive(struct turn *t, struct shd_err *e)
             e, SHD_EINTERNAL,
             "no owner has the decision of step %" PRIu64 " on record, and one is past it", t->step);
     const int r = decide(&t->update.args, &t->decided, e);
-    if (r == SHD_OK)
-        enter(t, TURN_COMMITTING);
-    return r;
+    if (r != SHD_OK)
+        return r;
+    const bool named = t->update.units > 0 && t->decided.cause != DECIDE_CAUSE_NONE;
+    t->naming = named ? NAMING_UNITS : NAMING_NOT;
+    if (named)
+        cause_begin(t->cause, t->update.units, /* groups= */ false, is_infinite(t));
+    enter(t, named ? TURN_PREPARING : TURN_COMMITTING);
+    return SHD_OK;
+}
+
+static void end_naming(struct turn *t)
+{
+    t->naming = NAMING_NOT;
+    enter(t, TURN_COMMITTING);
+}
+
+/* The unit is known. */
+static void take_unit(struct turn *t)
+{
+    const struct decision *d = &t->decided.decision;
+    const double count = d->divisor > 0 ? d->divisor : t->update.args.micro_batches;
+    struct decision_cause *cause = &t->decided.decision.cause;
+    t->squares = fixsum_value(&t->cause->largest);
+    cause->unit = t->cause->found;
+    if (cause->unit > 0)
+        cause->norm = is_infinite(t) ? (double)INFINITY : sqrt(t->squares) / count / d->loss_scale;
+    if (cause->unit == 0 || t->update.groups == 0) {
+        end_naming(t);
+        return;
+    }
+    t->naming = NAMING_GROUPS;
+    cause_begin(t->cause, t->update.groups, /* groups= */ true, is_infinite(t));
+    enter(t, TURN_PREPARING);
+}
+
+static void take_group(struct turn *t)
+{
+    struct decision_cause *cause = &t->decided.decision.cause;
+    cause->group = t->cause->found;
+    if (cause->group > 0)
+        cause->share = is_infinite(t) ? 1 : (float)(fixsum_value(&t->cause->largest) / t->squares);
+    end_naming(t);
+}
+
+/* Sums from an owner, which has no decision on record. */
+static int name(struct turn *t, uint32_t owner, const struct wire_prepared *prepared,
+                struct shd_err *e)
+{
+    if (prepared->unit_sums_from == 0) { /* it does not know */
+        end_naming(t);
+        return SHD_OK;
+    }
+    if (prepared->unit_sums_from != turn_unit_sums(t) ||
+        prepared->part_sums_from != turn_part_sums(t))
+        return SHD_OK; /* a repeat */
+    const int r = cause_take(t->cause, &prepared->unit_sums, e);
+    if (r != SHD_OK)
+        return r;
+    take_in(t, owner);
+    if (t->missing > 0)
+        return SHD_OK;
+    if (cause_next(t->cause))
+        enter(t, TURN_PREPARING);
+    else if (t->naming == NAMING_UNITS)
+        take_unit(t);
+    else
+        take_group(t);
+    return SHD_OK;
 }
 
 int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *prepared,
@@ -178,11 +262,14 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
         enter(t, TURN_COMMITTING);
         return SHD_OK;
     }
+    if (t->naming != NAMING_NOT && !prepared->has_decision)
+        return name(t, owner, prepared, e);
     t->prepared[owner] = *prepared;
     t->prepared[owner].settings = (struct wire_bytes){ 0 }; /* theirs go with the message */
     t->prepared[owner].guard = (struct wire_bytes){ 0 };
+    t->prepared[owner].unit_sums = (struct wire_bytes){ 0 };
     take_in(t, owner);
-    return t->missing == 0 ? derive(t, e) : SHD_OK;
+    return t->missing == 0 || t->naming != NAMING_NOT ? derive(t, e) : SHD_OK;
 }
 
 /* -- Committing -------------------------------------------------------------------------------- */
@@ -240,6 +327,18 @@ const struct decision *turn_decision(const struct turn *t)
 {
     CHECK(t->state == TURN_COMMITTING || t->state == TURN_DONE);
     return &t->decided.decision;
+}
+
+uint32_t turn_unit_sums(const struct turn *t)
+{
+    if (t->state != TURN_PREPARING || t->naming == NAMING_NOT)
+        return 0;
+    return t->naming == NAMING_UNITS ? 1 + t->cause->first : t->decided.decision.cause.unit;
+}
+
+uint32_t turn_part_sums(const struct turn *t)
+{
+    return t->state == TURN_PREPARING && t->naming == NAMING_GROUPS ? 1 + t->cause->first : 0;
 }
 
 double turn_norm(const struct turn *t)

@@ -5,7 +5,9 @@
  * Happy path: turn_next() names an owner to ask Prepare, the caller asks and says turn_asked();
  * replies come by turn_prepared(), in any order. When all are in the turn decides (decide.h);
  * turn_next() then names owner 0 to ask Commit, with turn_decision(), and turn_committed() takes
- * its reply. Workers that decide otherwise (another learning rate) all get what owner 0 has on
+ * its reply. Of a step that it skips it asks all owners Prepare once more (turn_unit_sums()) before
+ * it commits, for what the step came from (cause.h); an owner that does not know leaves it unnamed.
+ * Workers that decide otherwise (another learning rate) all get what owner 0 has on
  * record, so that the others, which are named then, get one decision. DONE: every owner has it.
  *
  * Failure: when a connection goes the caller asks again what was not answered, with the decision of
@@ -44,6 +46,8 @@ struct turn *turn_init(void *memory, uint32_t owners);
 struct turn_update {
     struct decide_args args; /* without prepared and owners: the turn's own */
     bool recorded_only;      /* derive nothing: some owner must have the decision on record */
+    uint32_t units;  /* of the model: where a step is skipped, find out by which; 0: do not */
+    uint32_t groups; /* likewise, of the step: of a model with guard_audit; else 0 */
 };
 
 /* Forget what was and begin with this step. */
@@ -52,6 +56,10 @@ void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update)
 /* An owner to be asked what, or false: nothing to ask now. Until turn_asked() it is the same. */
 bool turn_next(const struct turn *t, uint32_t *ret_owner, enum turn_kind *ret_kind);
 void turn_asked(struct turn *t, uint32_t owner, enum turn_kind kind);
+
+/* What Prepare is to ask for: as in wire_prepare. */
+uint32_t turn_unit_sums(const struct turn *t);
+uint32_t turn_part_sums(const struct turn *t);
 
 /* An owner's reply. Repeated and late ones are dropped. Errors: SHD_EPROTO a step that was not
  * asked for; SHD_EINTERNAL owners contradict each other; with the last Prepared those of decide(),

@@ -233,10 +233,29 @@ int shd_blob(shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct
 
 #define ROWS_AT_ONCE 256u
 
-/* size: of the caller's. */
-static void show_row(const struct history_row *from, uint32_t accumulate, size_t size,
-                     void *ret_row)
+/* What an owner says of where a step came from, which is not checked yet. */
+static void show_cause(const struct path_history *h, const struct spec *spec,
+                       struct shd_step_row *row)
 {
+    for (uint32_t i = 0; i < h->audit_count; i++) {
+        const struct audit_row *a = &h->audits[i];
+        if (a->step != row->step || a->unit > spec->unit_count || a->group > spec_returns(spec))
+            continue;
+        row->cause_unit = a->unit;
+        row->cause_norm = a->norm;
+        row->cause_micro = a->group > 0 ? (a->group - 1) * spec->accumulate + 1 : 0;
+        row->cause_share = a->share;
+        row->cause_pid = a->worker.pid;
+        row->cause_rank = a->worker.rank;
+        memcpy(row->cause_worker, a->worker.name, sizeof row->cause_worker - 1);
+    }
+}
+
+/* size: of the caller's. */
+static void show_row(const struct path_history *h, uint32_t at, const struct spec *spec,
+                     size_t size, void *ret_row)
+{
+    const struct history_row *from = &h->rows[at];
     struct shd_step_row row = { .step = from->step,
                                 .time_ns = from->time_ns,
                                 .skipped = from->skipped != 0,
@@ -248,7 +267,9 @@ static void show_row(const struct history_row *from, uint32_t accumulate, size_t
         row.guard_bound = (double)from->scale;
     }
     row.metric_count = from->metric_count <= SHD_METRICS_MAX ? from->metric_count : 0;
-    row.reported = (uint16_t)(from->reported * accumulate);
+    if (row.skipped)
+        show_cause(h, spec, &row);
+    row.reported = (uint16_t)(from->reported * spec->accumulate);
     memcpy(row.metrics, from->metrics, row.metric_count * sizeof *from->metrics);
     memcpy(ret_row, &size, sizeof size);
     sized_give(ret_row, &row);
@@ -258,7 +279,9 @@ int shd_history(shd_model *m, uint64_t *from, struct shd_step_row *rows, uint32_
                 uint32_t *ret_count, struct shd_err *e)
 {
     struct history_row part[ROWS_AT_ONCE];
-    uint64_t next = *from, before = UINT64_MAX;
+    struct audit_row audits[AUDIT_SLOTS];
+    struct path_history h = { .from = *from, .rows = part, .audits = audits };
+    uint64_t before = UINT64_MAX;
     uint32_t count = 0;
     int checked = session_check(m->session, e);
     if (checked == SHD_OK && room > 0)
@@ -266,18 +289,17 @@ int shd_history(shd_model *m, uint64_t *from, struct shd_step_row *rows, uint32_
     if (checked != SHD_OK)
         return checked;
     const size_t size = room > 0 ? rows->size : 0;
-    while (count < room && next != before) {
+    while (count < room && h.from != before) {
         const uint32_t left = room - count;
-        uint32_t got = 0;
-        before = next;
-        const int r = m->session->control->history(
-            m, &next, part, left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE, &got, e);
+        before = h.from;
+        h.room = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
+        const int r = m->session->control->history(m, &h, e);
         if (r != SHD_OK)
             return r;
-        for (uint32_t i = 0; i < got; i++)
-            show_row(&part[i], m->spec->accumulate, size, (uint8_t *)rows + count++ * size);
+        for (uint32_t i = 0; i < h.count; i++)
+            show_row(&h, i, m->spec, size, (uint8_t *)rows + count++ * size);
     }
-    *from = next;
+    *from = h.from;
     *ret_count = count;
     return SHD_OK;
 }

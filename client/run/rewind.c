@@ -1,11 +1,15 @@
 /* Snapshots, and going back to one. See client/shd.h. */
 #include <inttypes.h>
 
+#include "client/paths/map.h"
 #include "client/paths/path.h"
 #include "client/paths/rewind.h"
 #include "client/run/reset.h"
+#include "client/run/rewind.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
 
 _Static_assert(SHD_SNAPSHOTS_MAX == WIRE_SNAPSHOTS_MAX, "shd.h and the messages agree");
 
@@ -96,4 +100,55 @@ int shd_model_rewind(shd_model *m, uint64_t to, uint64_t *ret_step, struct shd_e
     if (ret_step != NULL)
         *ret_step = to;
     return SHD_OK;
+}
+
+/* -- By a guard -------------------------------------------------------------------------------- */
+
+struct shd_result rewind_result(const struct shd_model *m)
+{
+    return (struct shd_result){ .step = m->step,
+                                .rewound = true,
+                                .guard_step = m->map != NULL ? m->map->owners[0].layout.guard_back
+                                                             : 0 };
+}
+
+bool rewind_due(const struct shd_model *m)
+{
+    return m->session->hub != NULL && m->decided && m->decision.guard.rewind;
+}
+
+/* The newest one from before the step that is given up. */
+static int find_before(struct shd_model *m, uint64_t step, uint64_t *ret_to, struct shd_err *e)
+{
+    struct snapshot_row found[WIRE_SNAPSHOTS_MAX];
+    uint32_t count = 0;
+    const int r = snapshot_list(m, found, &count, e);
+    if (r != SHD_OK)
+        return r;
+    while (count > 0 && found[count - 1].step > step)
+        count--;
+    if (count == 0)
+        return err_set(e, SHD_ENOENT,
+                       "there is no snapshot up to step %" PRIu64 " that all owners have: "
+                       "`shardctl snapshot --every` keeps some",
+                       step);
+    *ret_to = found[count - 1].step;
+    return SHD_OK;
+}
+
+int rewind_by_guard(struct shd_model *m, struct shd_err *e)
+{
+    uint64_t to = 0;
+    int r = SHD_OK;
+    CHECK(m->step > 0);
+    FAIL_POINT("guard:back");
+    if (rewind_seen(m, NULL) == SHD_OK) {
+        r = find_before(m, m->step - 1, &to, e);
+        if (r == SHD_OK)
+            r = rewind_once(m, to, e);
+    }
+    if (r != SHD_OK && rewind_seen(m, NULL) == SHD_OK)
+        return r;
+    r = reset_look(m, e);
+    return r == SHD_ERESET ? SHD_OK : r;
 }

@@ -17,6 +17,7 @@
 #include "client/run/lease.h"
 #include "client/run/policy.h"
 #include "client/run/reset.h"
+#include "client/run/rewind.h"
 #include "client/run/stream.h"
 #include "proto/base/check.h"
 
@@ -169,7 +170,7 @@ static bool again(struct step_run *run, int *r, struct shd_err *e)
     }
     if (rewind_known(run->m) == run->rewound)
         return true;
-    run->result = (struct shd_result){ .step = run->m->step, .rewound = true };
+    run->result = rewind_result(run->m);
     *r = SHD_OK;
     return false;
 }

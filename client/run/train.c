@@ -16,6 +16,7 @@
 #include "client/run/parts.h"
 #include "client/run/policy.h"
 #include "client/run/reset.h"
+#include "client/run/rewind.h"
 #include "client/run/stream.h"
 #include "client/session/activity.h"
 #include "client/session/hub.h"
@@ -380,6 +381,32 @@ static int commit_or_look(struct shd_model *m, const struct decide_args *args,
     }
 }
 
+/* The guard's and the cause's numbers stay what they are. */
+static void went_back(const struct shd_model *m, struct shd_result *result)
+{
+    const struct shd_result back = rewind_result(m);
+    result->step = back.step;
+    result->guard_step = back.guard_step;
+    result->rewound = true;
+    result->skipped = result->stopped = false;
+}
+
+/* Nothing is committed: a rule goes back, and nobody has carried that out yet. */
+static int go_back(struct shd_model *m, struct shd_result *ret_result, struct shd_err *e)
+{
+    struct shd_err why = { 0 };
+    const int r = rewind_by_guard(m, &why);
+    if (r != SHD_OK)
+        return err_set(
+            e, r == SHD_EGONE || r == SHD_ECANCELED ? r : SHD_ESTOPPED,
+            "a guard stopped training at step %" PRIu64
+            ", which was to go back, and cannot: %s; shardctl set %s guard=go-on goes on",
+            m->step - 1, why.text, m->spec->name);
+    const struct shd_result back = rewind_result(m);
+    sized_give(ret_result, &back);
+    return SHD_OK;
+}
+
 int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result *ret_result,
                struct shd_err *e)
 {
@@ -409,10 +436,12 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
     r = commit_or_look(m, &args, u.blob != NULL ? &blob : NULL, &decided, e);
     m->session->wait_ns += clock_now_ns() - start_ns;
     if (r == SHD_ERESET && rewind_known(m) != rewound) {
-        const struct shd_result back = { .step = m->step, .rewound = true };
+        const struct shd_result back = rewind_result(m);
         sized_give(ret_result, &back);
         return SHD_OK;
     }
+    if (r == SHD_ESTOPPED && rewind_due(m))
+        return go_back(m, ret_result, e);
     if (r != SHD_OK)
         return r;
     struct shd_result result = { .step = m->step,
@@ -423,7 +452,12 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
                                  .guard = decided.decision.guard.what,
                                  .stopped = decided.decision.guard.stop,
                                  .guard_value = decided.decision.guard.value,
-                                 .guard_bound = decided.decision.guard.bound };
+                                 .guard_bound = decided.decision.guard.bound,
+                                 .cause_unit = decided.decision.cause.unit,
+                                 .cause_norm = decided.decision.cause.norm,
+                                 .cause_share = (double)decided.decision.cause.share };
+    if (decided.decision.cause.group > 0)
+        result.cause_micro = (decided.decision.cause.group - 1) * m->spec->accumulate + 1;
     memcpy(result.metrics, decided.metrics, decided.metric_count * sizeof *decided.metrics);
     if (decided.over) {
         say_overtaken(m);
@@ -435,6 +469,8 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
         m->step++;
     }
     model_step_over(m);
+    if (rewind_due(m) && decided.decision.guard.rewind && rewind_by_guard(m, NULL) == SHD_OK)
+        went_back(m, &result);
     sized_give(ret_result, &result);
     return SHD_OK;
 }

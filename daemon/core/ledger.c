@@ -6,10 +6,12 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "daemon/core/ledger_back.h"
 #include "daemon/core/ledger_guard.h"
 #include "daemon/core/ledger_rewind.h"
 #include "daemon/core/ledger_set.h"
 #include "proto/base/check.h"
+#include "proto/share/audit.h"
 #include "proto/share/history.h"
 #include "proto/share/segment.h"
 #include "proto/spec/guard.h"
@@ -57,7 +59,9 @@ static uint64_t place_parts(struct ledger_head *h)
     at = layout_align(at + history_bytes, PART_ALIGN) + more_bytes;
     at = layout_align(layout_align(at, PART_ALIGN) + set_bytes, PART_ALIGN);
     at = layout_align(at + guard_bytes, PART_ALIGN);
-    return layout_align(at + (h->version < 7 ? 0 : sizeof(struct ledger_rewind)), SHD_PAGE_BYTES);
+    at = layout_align(at + (h->version < 7 ? 0 : sizeof(struct ledger_rewind)), PART_ALIGN);
+    at = layout_align(at + (h->version < 8 ? 0 : AUDIT_BYTES), PART_ALIGN);
+    return layout_align(at + (h->version < 8 ? 0 : sizeof(struct ledger_back)), SHD_PAGE_BYTES);
 }
 
 /* Limits that keep place_parts() far from overflow. */
@@ -136,7 +140,13 @@ static void point_to_parts(struct ledger *l, void *memory)
         return;
     const uint64_t guard_at = layout_align(set_at + sizeof *l->set, PART_ALIGN);
     l->guard = (void *)(base + guard_at);
-    l->rewind = (void *)(base + layout_align(guard_at + sizeof *l->guard, PART_ALIGN));
+    const uint64_t rewind_at = layout_align(guard_at + sizeof *l->guard, PART_ALIGN);
+    l->rewind = (void *)(base + rewind_at);
+    if (h->version < 8)
+        return;
+    const uint64_t audit_at = layout_align(rewind_at + sizeof *l->rewind, PART_ALIGN);
+    l->audit = (void *)(base + audit_at);
+    l->back = (void *)(base + layout_align(audit_at + AUDIT_BYTES, PART_ALIGN));
 }
 
 /* Of no number that lay there by chance. */
@@ -258,8 +268,20 @@ static void guard_get(const struct ledger *l, uint32_t slot, struct decision_gua
         return;
     const struct ledger_veto *v = &l->guard->record[slot].last;
     *ret_guard = (struct decision_guard){
-        .what = v->what, .stop = v->stop != 0, .value = v->value, .bound = v->bound
+        .what = v->what,
+        .stop = v->stop != LEDGER_VETO_SKIPS,
+        .rewind = v->stop == LEDGER_VETO_REWINDS,
+        .value = v->value,
+        .bound = v->bound,
     };
+}
+
+static void cause_get(const struct ledger *l, uint32_t slot, struct decision_cause *ret_cause)
+{
+    const uint64_t step = l->head->record[slot].step;
+    struct audit_row row;
+    if (l->audit != NULL && audit_get(l->audit, step + 1, step, &row))
+        *ret_cause = audit_cause(&row);
 }
 
 /* A stop stays one until another takes its place. */
@@ -269,7 +291,9 @@ static void guard_put(struct ledger *l, uint32_t slot, const struct decision_gua
         return;
     const struct ledger_veto last = { .commits = l->head->record[slot].step + 1,
                                       .what = g->what,
-                                      .stop = g->stop,
+                                      .stop = g->rewind ? LEDGER_VETO_REWINDS
+                                              : g->stop ? LEDGER_VETO_STOPS
+                                                        : LEDGER_VETO_SKIPS,
                                       .value = g->value,
                                       .bound = g->bound };
     l->guard->record[slot].last = last;
@@ -291,6 +315,7 @@ void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision 
         memcpy(d.rates, l->more[slot].rates, d.rate_count * sizeof *d.rates);
     }
     guard_get(l, slot, &d.guard);
+    cause_get(l, slot, &d.cause);
     d.put = l->head->put_at[slot];
     /* Older versions do not say; where all units have one count it is the same. */
     if (d.put != 0 && (kept->sets_updates || !ledger_counts_units(l)))
@@ -300,7 +325,8 @@ void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision 
 
 bool ledger_decision_room(const struct ledger *l, const struct decision *decision)
 {
-    if (l->guard == NULL && decision->guard.what != GUARD_NONE)
+    if ((l->guard == NULL && decision->guard.what != GUARD_NONE) ||
+        (l->back == NULL && decision->guard.rewind))
         return false;
     if (l->more == NULL)
         return decision->divisor == 0 && decision->rate_count == 0 && decision->puts == 0;
@@ -318,6 +344,8 @@ void ledger_decision_put(struct ledger *l, uint32_t slot, const struct decision 
                                                                .good_steps = d->good_steps };
     l->head->put_at[slot] = d->put;
     guard_put(l, slot, &d->guard);
+    if (l->audit != NULL)
+        audit_put(l->audit, l->head->record[slot].step, &d->cause);
     if (l->more == NULL)
         return;
     l->more[slot].divisor = d->divisor;
@@ -531,9 +559,9 @@ static int check_set(const struct ledger *l, struct shd_err *e)
 static bool is_veto(const struct ledger_veto *v, uint64_t commits, bool skip)
 {
     const struct decision_guard g = {
-        .what = v->what, .stop = v->stop == 1, .value = v->value, .bound = v->bound
+        .what = v->what, .stop = v->stop > 0, .value = v->value, .bound = v->bound
     };
-    return v->commits <= commits && v->stop <= 1 && guard_plausible(&g, skip);
+    return v->commits <= commits && v->stop <= LEDGER_VETO_REWINDS && guard_plausible(&g, skip);
 }
 
 static int check_guard(const struct ledger *l, uint64_t commits, struct shd_err *e)
@@ -544,13 +572,31 @@ static int check_guard(const struct ledger *l, uint64_t commits, struct shd_err 
     const struct ledger_veto *stopped = &l->guard->record[commits & 1].stopped;
     const bool skip = commits > 0 && l->head->record[commits & 1].decision.skip;
     if (is_veto(last, commits, skip) && is_veto(stopped, commits, /* skip= */ true) &&
-        (stopped->stop == 1) == (stopped->commits > 0) && atomic_load(&l->guard->go_on) <= commits)
+        (stopped->stop > 0) == (stopped->commits > 0) && atomic_load(&l->guard->go_on) <= commits)
         return SHD_OK;
     return err_set(e, SHD_ESEGMENT,
                    "ledger's guard skipped by rule %" PRIu32 ", stopped by rule %" PRIu32
                    " after %" PRIu64 " commits and went on after %" PRIu64 ", of %" PRIu64,
                    last->what, stopped->what, stopped->commits,
                    (uint64_t)atomic_load(&l->guard->go_on), commits);
+}
+
+/* Of any step: what a rewind has left behind stays. */
+static int check_audit(const struct ledger *l, struct shd_err *e)
+{
+    for (uint32_t i = 0; l->audit != NULL && i < AUDIT_SLOTS; i++) {
+        const struct audit_slot *slot = &l->audit[i];
+        const struct audit_row *row = &slot->row;
+        if (atomic_load(&slot->tag) != 0 &&
+            (row->unit == 0 || row->unit > l->head->units || isnan(row->norm) || row->norm < 0 ||
+             row->group > l->head->micros || isnan(row->share) || row->share < 0 ||
+             memchr(row->worker.name, '\0', sizeof row->worker.name) == NULL))
+            return err_set(e, SHD_ESEGMENT,
+                           "ledger says that step %" PRIu64 " was skipped for unit %" PRIu32
+                           " with norm %g, gradient %" PRIu32 ", of %" PRIu32 " units",
+                           row->step, row->unit, row->norm, row->group, l->head->units);
+    }
+    return SHD_OK;
 }
 
 /* While one is under way only where it goes counts. */
@@ -609,6 +655,8 @@ int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err 
                        commits, (uint64_t)atomic_load(&h->ready));
     uint64_t to;
     r = check_rewind(&found, commits, e);
+    if (r == SHD_OK)
+        r = check_audit(&found, e);
     if (r == SHD_OK && ledger_rewinding(&found, &to)) {
         *l = found; /* the rest is written anew, and looked at then */
         return SHD_OK;

@@ -24,6 +24,7 @@
  *                     part, or its bytes are in the spill segment; and of which round
  *   metrics.tag       the micro-batch's numbers are there; and of which round
  *   history.tag       the row of a step is there; it counts when the step is committed
+ *   audit.tag         what that step came from is there, which was skipped; likewise
  *   set.given         so many changes of settings were given; set.kept[given & 1] is what is kept
  *   guard.go_on       what a guard stopped up to there is trained again; guard.record as record
  *   rewind.under_way  a snapshot is being copied back: nothing else counts until it is
@@ -50,8 +51,9 @@
 #include "proto/base/status.h"
 
 #define LEDGER_MAGIC UINT64_C(0x31726764656c6873) /* "shledgr1" */
-#define LEDGER_VERSION \
-    7u /* without 6: guard, rewinds; 5: settings; 4: counts; 3: resets; 2: more; 1: history */
+#define LEDGER_VERSION                                                                         \
+    8u /* without 7: audits; 6: guard, rewinds; 5: settings; 4: counts; 3: resets; 2: more; 1: \
+          history */
 #define LEDGER_ONE_COUNT  4u /* the version of one with one count of updates for all units */
 #define LEDGER_NAME_BYTES 128u
 #define LEDGER_BLOB_BYTES ((uint64_t)768 * 1024)
@@ -63,7 +65,9 @@
 #define LEDGER_STEP_MAX   ((UINT64_C(1) << 33) - 1)
 #define LEDGER_RESETS_MAX (UINT64_C(1) << 32)
 
+struct audit_slot;
 struct history_slot;
+struct ledger_back;
 struct ledger_guard;
 struct ledger_rewind;
 struct ledger_set;
@@ -165,6 +169,8 @@ struct ledger {
     struct ledger_set *set;       /* ledger_set.h, behind that; NULL: likewise */
     struct ledger_guard *guard;   /* ledger_guard.h, behind that; NULL: likewise */
     struct ledger_rewind *rewind; /* ledger_rewind.h, behind that; NULL: likewise */
+    struct audit_slot *audit;     /* [AUDIT_SLOTS], behind that; NULL: likewise */
+    struct ledger_back *back;     /* ledger_back.h, behind that; NULL: likewise */
 };
 
 struct ledger_maker { /* the user whose session made it, and that user's first group */

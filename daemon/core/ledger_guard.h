@@ -8,8 +8,14 @@
 struct ledger_veto {
     uint64_t commits; /* 1 + the step; 0: none */
     uint32_t what;    /* enum guard_what */
-    uint32_t stop;    /* 0 or 1 */
+    uint32_t stop;    /* enum ledger_veto_stop */
     double value, bound;
+};
+
+enum ledger_veto_stop {
+    LEDGER_VETO_SKIPS,
+    LEDGER_VETO_STOPS,
+    LEDGER_VETO_REWINDS, /* from version 8 on: stops, until it has gone back */
 };
 
 struct ledger_guarded {

@@ -13,7 +13,7 @@
 #include "proto/base/status.h"
 
 #define REPLIES_WINDOW    256u /* numbers below the highest seen that are still told apart */
-#define REPLIES_BYTES_MAX 384u /* longer replies are not kept: their requests are served again */
+#define REPLIES_BYTES_MAX 448u /* longer replies are not kept: their requests are served again */
 
 enum replies_verdict {
     REPLIES_NEW,     /* serve it */

@@ -558,3 +558,10 @@ bool step_micro_came(const struct step *s, uint32_t micro)
     CHECK(micro < s->returns.most);
     return s->micro_came[micro] == s->units - s->units_frozen;
 }
+
+void step_sender(struct step *s, uint32_t pid, uint32_t rank, const char *name)
+{
+    struct audit_worker *w = &s->next.worker;
+    *w = (struct audit_worker){ .pid = pid, .rank = rank };
+    memcpy(w->name, name, strnlen(name, sizeof w->name - 1));
+}

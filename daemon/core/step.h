@@ -179,6 +179,14 @@ struct step_blob {
 };
 struct step_blob step_last_blob(const struct step *s); /* of the last commit */
 
+#define STEP_NAME_BYTES 80u
+struct step_cause { /* of a step that was skipped: struct decision_cause, and who sent `group` */
+    struct decision_cause of;
+    uint32_t pid;  /* 0: not known */
+    uint32_t rank; /* plus 1; 0: it has none */
+    char worker[STEP_NAME_BYTES];
+};
+
 struct step_stopped { /* training, by a guard (step_guard.h) */
     uint64_t step;    /* the one that was skipped */
     struct decision_guard by;
@@ -210,6 +218,10 @@ struct step_gradient {
 };
 int step_unit_gradient(const struct step *s, uint32_t unit, struct step_gradient *ret_gradient,
                        struct shd_err *e);
+
+/* What the next commit says of who sent the group of its decision's cause. rank: plus 1; 0: it has
+ * none. */
+void step_sender(struct step *s, uint32_t pid, uint32_t rank, const char *name);
 
 /* Is micro-batch `micro` of the collecting step in for all units, so that it needs no sender any
  * more? */

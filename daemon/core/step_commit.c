@@ -12,6 +12,7 @@
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/status.h"
+#include "proto/share/audit.h"
 #include "proto/share/history.h"
 
 static void promise(struct step *s)
@@ -104,6 +105,9 @@ static void write_record(struct step *s, struct step_blob blob)
     h->resets_at[commits & 1] = ledger_resets(&s->ledger);
     memcpy(r->metrics, s->record.metrics, sizeof r->metrics);
     ledger_decision_put(&s->ledger, commits & 1, &s->record.decision);
+    if (s->ledger.audit != NULL && s->record.decision.cause.group > 0)
+        audit_put_worker(s->ledger.audit, s->now, &s->next.worker);
+    s->next.worker = (struct audit_worker){ 0 };
     write_row(s);
     FAIL_POINT("step:commit:before");
     atomic_store_explicit(&h->commits, commits, memory_order_release);
@@ -194,6 +198,21 @@ static void begin_applying(struct step *s, const struct decision *decision, stru
     step_resume(s, 0, actions); /* the first units; the others as these are done */
 }
 
+static int check_cause(const struct step *s, uint64_t step, const struct decision *decision,
+                       struct shd_err *e)
+{
+    const struct decision_cause *c = &decision->cause;
+    if ((c->unit > 0 && c->unit <= s->units && decision->skip && c->norm >= 0 &&
+         c->group <= s->returns.most && c->share >= 0) ||
+        (c->unit == 0 && c->norm == 0 && c->group == 0 && c->share == 0))
+        return SHD_OK;
+    return err_set(e, SHD_EINVAL,
+                   "commit of step %" PRIu64 " that comes from unit %" PRIu32
+                   ", norm %g, gradient %" PRIu32 ", share %g, of %" PRIu32 " units%s",
+                   step, c->unit, c->norm, c->group, (double)c->share, s->units,
+                   decision->skip ? "" : ", and is not skipped");
+}
+
 int step_commit(struct step *s, uint64_t step, const struct decision *decision,
                 struct step_blob blob, struct decision *ret_decision, enum step_committed *ret_how,
                 struct step_actions *ret_actions, struct shd_err *e)
@@ -209,6 +228,7 @@ int step_commit(struct step *s, uint64_t step, const struct decision *decision,
         return SHD_OK;
     }
     const bool put = decision->put != 0;
+    int r;
     if (put && step == step_collecting(s) && s->phase == STEP_APPLYING)
         return SHD_PENDING;
     if (!put && step == s->now && s->phase == STEP_OPEN && s->cells_in == step_cells(s))
@@ -228,6 +248,9 @@ int step_commit(struct step *s, uint64_t step, const struct decision *decision,
                        "commit of step %" PRIu64 " with rule %" PRIu32 " of a guard%s, limit %g",
                        step, decision->guard.what, decision->skip ? "" : " that skips nothing",
                        decision->guard.bound);
+    r = check_cause(s, step, decision, e);
+    if (r != SHD_OK)
+        return r;
     if (blob.bytes > LEDGER_BLOB_BYTES || step >= LEDGER_STEP_MAX)
         return err_set(e, SHD_ERANGE,
                        "commit of step %" PRIu64 " (limit %" PRIu64 ") with a blob of %" PRIu64

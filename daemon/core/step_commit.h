@@ -28,7 +28,7 @@ enum step_committed {
  * the last one stays. SHD_PENDING: all gradients are in and their sum of squares is being formed,
  * as after a crash of who was SEALED and said so: ask again after SEALED. SHD_ESTEP: gradients are
  * missing, or too new. SHD_EINVAL: an update with gradients that are not finite, or what no guard
- * decides. SHD_ERANGE: a blob
+ * decides, or comes from no unit. SHD_ERANGE: a blob
  * above LEDGER_BLOB_BYTES, or step LEDGER_STEP_MAX. SHD_ENOTSUP: ledger_decision_room().
  * Of a put: SHD_PENDING, too, while the step before is applied; there must be no gradients, or
  * step_put_clear() has dropped them. */

@@ -17,8 +17,18 @@ struct guard_limits;
 /* The limits of the open step; none where this is not owner 0. */
 void step_guard_limits(const struct step *s, struct guard_limits *ret_limits);
 
+/* The model is about to go back to step `to`: note the step that a guard has it go back for, if one
+ * has. It is gone back for once: from there on its limits say that it is skipped. */
+void step_guard_back(struct step *s, uint64_t to);
+
+/* 1 + the step that the last rewind was for; 0: there was none, or somebody asked for it. */
+uint64_t step_gone_back(const struct step *s);
+
 /* Is nothing trained? */
 bool step_stopped(const struct step *s, struct step_stopped *ret_stopped);
+
+/* What a committed step came from, which was skipped. False: it is not known. */
+bool step_cause(const struct step *s, uint64_t step, struct step_cause *ret_cause);
 
 /* SHD_ESTOPPED, with the reason, while nothing is trained; else SHD_OK. */
 int step_check_stopped(const struct step *s, struct shd_err *e);

@@ -6,6 +6,7 @@
 
 #include "daemon/core/ledger_rewind.h"
 #include "daemon/core/ledger_set.h"
+#include "daemon/core/step_guard.h"
 #include "daemon/core/step_put.h"
 #include "daemon/core/step_state.h"
 #include "proto/base/check.h"
@@ -58,6 +59,7 @@ int step_rewind(struct step *s, uint64_t step, uint64_t attempt, struct shd_err 
                        step, next, s->now, step_attempt(s));
     r->step = step;
     r->attempt = next;
+    step_guard_back(s, step); /* once more where this process is killed before the next word */
     FAIL_POINT("step:rewind:before");
     atomic_store_explicit(&r->under_way, 1, memory_order_release);
     FAIL_POINT("step:rewind:after");

@@ -3,6 +3,7 @@
 #define SHD_STEP_STATE_H
 
 #include "daemon/core/step.h"
+#include "proto/share/audit.h"
 #include "proto/spec/guard.h"
 #include "proto/spec/settings.h"
 
@@ -59,6 +60,7 @@ struct step {
     struct {
         double norm;
         uint64_t time_ns;
+        struct audit_worker worker;
     } next;               /* of the row that the next commit writes */
     struct decision last; /* decision recorded */
     bool has_last;

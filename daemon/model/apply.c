@@ -87,6 +87,12 @@ static struct gradient gradient_of(const struct model_unit *mu)
     return (struct gradient){ slots + req->slot * m->map->slot_bytes, req->dtype };
 }
 
+/* Of the last gradient, or of each: what it brought. */
+static bool keeps_sum(const struct model_unit *mu)
+{
+    return mu->action.last || mu->model->metrics->who.parts != NULL;
+}
+
 static struct kern_op accumulate_op(struct model_unit *mu)
 {
     const struct gradient g = gradient_of(mu);
@@ -97,7 +103,7 @@ static struct kern_op accumulate_op(struct model_unit *mu)
                                  .grad_dtype = g.dtype,
                                  .elems = mu->model->map->slice[mu->unit].elems,
                                  .first = mu->action.first,
-                                 .sum = mu->action.last ? &mu->sum : NULL,
+                                 .sum = keeps_sum(mu) ? &mu->sum : NULL,
                                  .trail = trail_of(mu),
                              } };
 }
@@ -303,6 +309,21 @@ static bool put_next(struct model_unit *mu)
     return false;
 }
 
+/* A gradient is summed: that of ref, which is not credited yet, or one that was spilled. */
+static void keep_part(const struct model_unit *mu)
+{
+    const struct step_action *a = &mu->action;
+    const struct metrics_part part = {
+        .round = a->round,
+        .unit = mu->unit,
+        .group = a->micro,
+        .first = a->first,
+        .session = a->ref != 0 ? op_of_ref(mu->model, a->ref)->req.session : 0,
+    };
+    if (mu->kind == MODEL_ACCUMULATE)
+        metrics_keep_part(mu->model->metrics, &part, mu->sum.finite ? &mu->sum.sum : NULL);
+}
+
 static void work_done(struct task *task)
 {
     struct model_unit *mu = (struct model_unit *)((char *)task - offsetof(struct model_unit, task));
@@ -318,6 +339,7 @@ static void work_done(struct task *task)
         return;
     }
     note_work(mu);
+    keep_part(mu);
     model_unit_end(mu);
     if (mu->hypers != NULL)
         model_hypers_done(m, mu->hypers);

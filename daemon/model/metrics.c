@@ -11,6 +11,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
+#include "proto/share/parts.h"
 
 static void hist_add(struct metrics_hist *h, uint64_t duration_ns)
 {
@@ -32,16 +33,64 @@ int metrics_model_init(struct metrics_model *m, uint32_t units, struct shd_err *
 void metrics_model_copy(const struct metrics_model *m, struct metrics_model *ret_copy)
 {
     *ret_copy = *m;
-    ret_copy->senders = NULL;
+    ret_copy->who = (struct metrics_who){ 0 };
     norms_ref(m->norms);
 }
 
 void metrics_model_deinit(struct metrics_model *m)
 {
-    free(m->senders);
-    m->senders = NULL;
+    free(m->who.senders);
+    free(m->who.parts);
+    m->who = (struct metrics_who){ 0 };
     norms_unref(m->norms);
     m->norms = NULL;
+}
+
+/* -- Who brought what ---------------------------------------------------------------------------
+ */
+
+int metrics_audit(struct metrics_model *m, uint32_t units, uint32_t groups, struct shd_err *e)
+{
+    void *memory = sys_calloc(1, parts_bytes(units, groups));
+    if (memory == NULL)
+        return err_set(e, SHD_ENOMEM,
+                       "no memory for guard_audit: %" PRIu32 " units x %" PRIu32 " gradients",
+                       units, groups);
+    m->who.parts = parts_init(memory, units, groups);
+    return SHD_OK;
+}
+
+void metrics_keep_part(struct metrics_model *m, const struct metrics_part *part,
+                       const struct fixsum *sum)
+{
+    const struct metrics_who *who = &m->who;
+    struct part p = { part->round, part->unit, part->group, part->first, part->session };
+    if (who->parts == NULL)
+        return;
+    if (p.session == 0 && who->senders != NULL && part->group < who->groups)
+        p.session = who->senders[part->group].session;
+    parts_take(who->parts, &p, sum);
+}
+
+bool metrics_parts(const struct metrics_model *m, const struct metrics_part *from, uint32_t count,
+                   uint8_t *ret_bytes)
+{
+    return m->who.parts != NULL &&
+           parts_read(m->who.parts, from->round, from->unit, from->group, count, ret_bytes);
+}
+
+/* A copy of the group that came since may be another worker's, which sent others, too. */
+const struct metrics_sender *metrics_part_sender(const struct metrics_model *m,
+                                                 const struct metrics_part *part)
+{
+    const struct metrics_who *who = &m->who;
+    const uint64_t session = who->parts != NULL
+                                 ? parts_session(who->parts, part->round, part->unit, part->group)
+                                 : 0;
+    for (uint32_t g = 0; session != 0 && who->senders != NULL && g < who->groups; g++)
+        if (who->senders[g].session == session)
+            return &who->senders[g];
+    return NULL;
 }
 
 /* -- Rates --------------------------------------------------------------------------------------

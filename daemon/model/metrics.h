@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "proto/base/fixsum.h"
 #include "proto/base/status.h"
 #include "proto/share/activity.h"
 
@@ -39,7 +40,14 @@ struct metrics_sender {
     uint64_t session; /* 0: nobody yet */
     pid_t pid;
     uint64_t start_time; /* of the process: tells a pid's next user from it */
+    uint32_t rank;       /* plus 1; 0: it has none */
     char name[METRICS_NAME_BYTES];
+};
+
+struct metrics_who {
+    struct metrics_sender *senders; /* owned, [groups]; NULL: none yet */
+    uint32_t groups;
+    struct parts *parts; /* owned: what each brought; NULL: the model has no guard_audit */
 };
 
 /* What the micro-batches' metrics of a step are called. */
@@ -69,9 +77,9 @@ struct metrics_model {
     uint64_t opened_ns, sealed_ns, committed_ns; /* of the step at hand; 0: not seen */
     uint64_t collect_ns, decide_ns, apply_ns;    /* of the last step */
     bool has_collect, has_decide, has_apply;     /* these were seen */
-    struct metrics_sender *senders;              /* owned, [groups]; NULL: none yet, or a copy's */
-    struct metrics_names names;                  /* of the step being collected */
-    struct norms *norms;                         /* counted: norms.h */
+    struct metrics_who who;
+    struct metrics_names names; /* of the step being collected */
+    struct norms *norms;        /* counted: norms.h */
 };
 
 struct metrics_rates {
@@ -89,6 +97,29 @@ struct metrics_daemon {
 int metrics_model_init(struct metrics_model *m, uint32_t units, struct shd_err *e);
 void metrics_model_copy(const struct metrics_model *m, struct metrics_model *ret_copy);
 void metrics_model_deinit(struct metrics_model *m); /* of a copy as well */
+
+/* Of a model with guard_audit: keep what each gradient brings (proto/share/parts.h), from now on.
+ * Errors: SHD_ENOMEM. */
+int metrics_audit(struct metrics_model *m, uint32_t units, uint32_t groups, struct shd_err *e);
+
+/* A gradient is summed. session 0: who sent the group last. sum: as parts_take(). Nothing without
+ * guard_audit. */
+struct metrics_part {
+    uint64_t round;
+    uint32_t unit, group;
+    bool first;
+    uint64_t session;
+};
+void metrics_keep_part(struct metrics_model *m, const struct metrics_part *part,
+                       const struct fixsum *sum);
+
+/* The sums behind groups from that one on, as parts_read(). False: they are not known. */
+bool metrics_parts(const struct metrics_model *m, const struct metrics_part *from, uint32_t count,
+                   uint8_t *ret_bytes);
+
+/* Who sent it; NULL: not known (any more). */
+const struct metrics_sender *metrics_part_sender(const struct metrics_model *m,
+                                                 const struct metrics_part *part);
 struct metrics_rates metrics_model_rates(const struct metrics_model *m, uint64_t age_ns,
                                          uint64_t now_ns);
 

@@ -291,6 +291,8 @@ int model_plan(struct spec *spec, const struct model_home *home, struct model **
         r = shardmap_new(spec, home->owner, home->owners, &m->map, e);
     if (r == SHD_OK)
         r = make_units(m, e);
+    if (r == SHD_OK && spec->guard_audit)
+        r = metrics_audit(m->metrics, spec->unit_count, spec_returns(spec), e);
     if (r == SHD_OK) {
         *ret_model = m;
         return r;
@@ -454,6 +456,21 @@ int model_set(struct model *m, const uint8_t *change, size_t bytes, uint64_t at,
 bool model_stopped(const struct model *m, struct step_stopped *ret_stopped)
 {
     return step_stopped(m->core, ret_stopped);
+}
+
+bool model_cause(const struct model *m, uint64_t step, struct step_cause *ret_cause)
+{
+    return step_cause(m->core, step, ret_cause);
+}
+
+uint64_t model_gone_back(const struct model *m)
+{
+    return step_gone_back(m->core);
+}
+
+uint64_t model_slice_elems(const struct model *m, uint32_t unit)
+{
+    return m->map->slice[unit].elems;
 }
 
 int model_go_on(struct model *m, struct shd_err *e)

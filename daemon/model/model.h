@@ -24,6 +24,7 @@ struct metrics_model;
 struct model_fill;
 struct model_hypers;
 struct model_unit;
+struct step_cause;
 struct op;
 struct paging;
 struct pins;
@@ -228,6 +229,15 @@ int model_go_on(struct model *m, struct shd_err *e);
  * Errors: SHD_ENOMEM; SHD_ENOTSUP a ledger without room for it; SHD_EINVAL, SHD_ERANGE. */
 int model_settings(const struct model *m, uint64_t step, char **ret_json, struct shd_err *e);
 int model_take_settings(struct model *m, const char *json, struct shd_err *e);
+
+/* 1 + the step that its guard has gone back for, by the last rewind; 0: that was somebody's. */
+uint64_t model_gone_back(const struct model *m);
+
+/* Elements of a unit that are here. */
+uint64_t model_slice_elems(const struct model *m, uint32_t unit);
+
+/* What a committed step came from, which was skipped. False: it is not known. */
+bool model_cause(const struct model *m, uint64_t step, struct step_cause *ret_cause);
 
 /* The spill segment's size, and where in it the gradient of a unit has its place; see spill.h. */
 uint64_t model_spill_bytes(const struct model *m);

@@ -36,12 +36,9 @@ static double sum_over_mean(const struct model *m)
  * predecessor's work, nor gradients in whose place values are put. */
 static struct unit_norm take_gradient(const struct model_unit *mu, const struct step_action *apply)
 {
-    const struct step_action *before = &mu->action;
     const struct model *m = mu->model;
     const struct decision *d = &step_record(m->core)->decision;
-    const bool summed = mu->kind == MODEL_SUM || mu->kind == MODEL_ZERO ||
-                        (mu->kind == MODEL_ACCUMULATE && before->last);
-    if (!summed || apply->put || before->step != apply->step)
+    if (apply->put || !model_unit_summed(mu, apply->step))
         return (struct unit_norm){ 0 };
     const struct norms_step step = { apply->step, sum_over_mean(m), d->skip, d->guard.what };
     if (has_gradient(mu))

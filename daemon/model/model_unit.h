@@ -72,4 +72,13 @@ void model_unit_end(struct model_unit *mu);
 /* The model has gone back to this step. */
 void model_units_forget(struct model *m, uint64_t step);
 
+/* Has the last work of the unit left the sum of squares of the step's gradient? Not a
+ * predecessor's. */
+static inline bool model_unit_summed(const struct model_unit *mu, uint64_t step)
+{
+    const bool summed = mu->kind == MODEL_SUM || mu->kind == MODEL_ZERO ||
+                        (mu->kind == MODEL_ACCUMULATE && mu->action.last);
+    return summed && mu->action.step == step;
+}
+
 #endif

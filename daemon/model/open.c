@@ -180,6 +180,7 @@ static int attach(struct open_work *w, struct model *m)
         .attempt = step_attempt(m->core),
         .one_count = model_one_count(m),
         .instance = m->kept.instance,
+        .guard_back = model_gone_back(m),
     };
     session_opened(op->session, model_place(m->handle));
     struct decision last;

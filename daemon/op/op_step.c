@@ -1,6 +1,7 @@
 /* Requests of a step, in the order in which a worker sends them: RETURN, PREPARE, COMMIT. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/state.h"
@@ -14,6 +15,7 @@
 #include "daemon/model/model.h"
 #include "daemon/model/put.h"
 #include "daemon/model/reset.h"
+#include "daemon/model/skipped.h"
 #include "daemon/model/spill.h"
 #include "daemon/model/verified.h"
 #include "daemon/net/op.h"
@@ -23,7 +25,6 @@
 #include "kernels/runs.h"
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
-#include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 
 /* RETURN: a unit's gradient of one micro-batch lies in a slot of the session's inbox. Happy path:
@@ -65,15 +66,18 @@ static int check_place(struct op *op)
 
 static void remember_sender(struct model *m, uint32_t group, const struct session *s)
 {
-    struct metrics_model *mm = m->metrics;
-    if (mm->senders == NULL) /* without it nobody is named: no harm to the data path */
-        mm->senders = sys_calloc(spec_returns(m->spec), sizeof *mm->senders);
-    if (mm->senders == NULL || mm->senders[group].session == s->id)
+    struct metrics_who *who = &m->metrics->who;
+    if (who->senders == NULL) { /* without it nobody is named: no harm to the data path */
+        who->groups = spec_returns(m->spec);
+        who->senders = sys_calloc(who->groups, sizeof *who->senders);
+    }
+    if (who->senders == NULL || who->senders[group].session == s->id)
         return;
-    struct metrics_sender *sender = &mm->senders[group];
+    struct metrics_sender *sender = &who->senders[group];
     sender->session = s->id;
     sender->pid = s->pid;
     sender->start_time = s->start_time;
+    sender->rank = s->rank;
     snprintf(sender->name, sizeof sender->name, "%.*s", (int)sizeof sender->name - 1, s->name);
 }
 
@@ -154,7 +158,7 @@ static int op_return_grad(struct op *op)
         return r;
     }
     remember_sender(op->model, req->micro, op->session);
-    const uint64_t elems = req->none ? 0 : op->model->map->slice[req->unit].elems;
+    const uint64_t elems = req->none ? 0 : model_slice_elems(op->model, req->unit);
     note(op->model->metrics, &(struct note){ .what = TRACE_ARRIVED,
                                              .unit = req->unit,
                                              .group = req->micro,
@@ -182,6 +186,27 @@ static int op_return_grad(struct op *op)
 const struct request request_return_grad = { op_return_grad, REQUEST_ROLE(WIRE_TRAINER) };
 
 /* PREPARE: the exact sum of squares of a step's gradients, once all of them are in. */
+
+/* Of a step that is to be skipped: what it came from. */
+static int add_sums(struct op *op)
+{
+    const struct wire_prepare *req = &op->req.prepare;
+    const struct skipped_ask ask = { req->step, req->unit_sums, req->part_sums,
+                                     WIRE_UNIT_SUMS_MAX };
+    uint8_t *sums;
+    uint32_t count;
+    const int r = skipped_sums(op->model, &ask, &sums, &count, &op->err);
+    if (r != SHD_OK)
+        return r;
+    free(op->text);
+    op->text = (char *)sums; /* freed with the op */
+    if (count == 0)
+        return SHD_OK;
+    op->reply.prepared.unit_sums = (struct wire_bytes){ sums, (size_t)count * FIXSUM_BYTES };
+    op->reply.prepared.unit_sums_from = req->unit_sums;
+    op->reply.prepared.part_sums_from = req->part_sums;
+    return SHD_OK;
+}
 
 static int op_prepare(struct op *op)
 {
@@ -217,7 +242,7 @@ static int op_prepare(struct op *op)
     if (p.limit_count > 0)
         op->reply.prepared.guard = (struct wire_bytes){ (const uint8_t *)p.limits,
                                                         p.limit_count * sizeof *p.limits };
-    return SHD_OK;
+    return req->unit_sums > 0 && !p.over && !p.has_decision ? add_sums(op) : SHD_OK;
 }
 
 const struct request request_prepare = { op_prepare, REQUEST_ROLE(WIRE_TRAINER) };
@@ -290,6 +315,7 @@ static int op_commit(struct op *op)
     if (r != SHD_OK)
         return r;
     step_seen(m->core, req->norm, metrics_time_ns());
+    skipped_sender(m, req->step, &req->decision);
     r = step_commit(m->core, req->step, &req->decision, blob, &counts, &how, &actions, &op->err);
     if (r == SHD_PENDING)
         return wait_for_sums(op);
@@ -301,6 +327,7 @@ static int op_commit(struct op *op)
                                          .step = req->step,
                                          .skip = counts.skip,
                                          .guarded = counts.guard.what != 0 });
+        skipped_say(m, req->step, &counts);
         spill_step_over(m);
         apply_actions(m, &actions);
         lease_wait_wake(m); /* the next step's work can be handed out */

@@ -192,6 +192,39 @@ static json_t *guard_json(const struct decision_guard *g)
                      guard_text(g, text));
 }
 
+static json_t *sender_json(const struct step_cause *c)
+{
+    if (c->pid == 0)
+        return json_null();
+    return json_pack("{s:s, s:I, s:o}", "name", c->worker, "pid", (json_int_t)c->pid, "rank",
+                     c->rank > 0 ? json_integer((json_int_t)c->rank - 1) : json_null());
+}
+
+/* Where a step that was skipped came from, in words, too. */
+static json_t *cause_json(const struct spec *spec, const struct decision_guard *by,
+                          const struct step_cause *c)
+{
+    char text[GUARD_SKIP_BYTES];
+    const bool known = c->of.unit > 0, has_micro = c->of.group > 0;
+    const struct guard_cause told = {
+        .unit = known ? spec->units[c->of.unit - 1].name : NULL,
+        .norm = c->of.norm,
+        .audited = spec->guard_audit,
+        .has_micro = has_micro,
+        .micro = has_micro ? (uint64_t)(c->of.group - 1) * spec->accumulate : 0,
+        .share = (double)c->of.share,
+        .worker = c->pid > 0 ? c->worker : NULL,
+        .pid = c->pid,
+        .rank = c->rank,
+    };
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:s}", "unit",
+                     known ? json_string(told.unit) : json_null(), "norm",
+                     known ? real_or_null(told.norm) : json_null(), "micro",
+                     has_micro ? json_integer((json_int_t)told.micro) : json_null(), "share",
+                     has_micro ? real_or_null(told.share) : json_null(), "worker", sender_json(c),
+                     "text", guard_skip_text(by, &told, text));
+}
+
 /* What a guard did: to the last sealed step, and whether anything is trained. */
 static void add_guard(json_t *model, const struct view_model *vm)
 {
@@ -202,8 +235,13 @@ static void add_guard(json_t *model, const struct view_model *vm)
                         by_guard ? guard_json(&record->decision.guard) : json_null());
     json_object_set_new(model, "stopped",
                         vm->owner == 0 && vm->last.is_stopped
-                            ? json_pack("{s:I, s:o}", "step", (json_int_t)stopped->step, "guard",
-                                        guard_json(&stopped->by))
+                            ? json_pack("{s:I, s:o, s:o}", "step", (json_int_t)stopped->step,
+                                        "guard", guard_json(&stopped->by), "cause",
+                                        cause_json(vm->spec, &stopped->by, &vm->last.stopped_cause))
+                            : json_null());
+    json_object_set_new(model, "last_cause",
+                        record->has_decision && record->decision.skip && record->decision.put == 0
+                            ? cause_json(vm->spec, &record->decision.guard, &vm->last.sealed_cause)
                             : json_null());
 }
 

@@ -106,6 +106,7 @@ struct view_model {
         struct step_prepared sealed;
         struct step_result committed;
         struct step_stopped stopped;
+        struct step_cause sealed_cause, stopped_cause; /* unit 0: not known */
         uint64_t is_stopped; /* 0 or 1: training, at owner 0 until it goes on */
         char *settings;      /* owned: JSON, of the one that is collected; NULL: nothing is set */
         struct verify_state *verified; /* owned; NULL: the model has none that are */

@@ -66,8 +66,8 @@ static void take_groups(const struct model *m, struct view_model *vm)
             continue;
         struct view_missing *missing = &vm->missing[vm->missing_count++];
         *missing = (struct view_missing){ .group = g, .holder = { session[0], session[1] } };
-        if (m->metrics->senders != NULL)
-            missing->sender = m->metrics->senders[g];
+        if (m->metrics->who.senders != NULL)
+            missing->sender = m->metrics->who.senders[g];
     }
 }
 
@@ -164,6 +164,10 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->last.sealed = *step_record(m->core);
     vm->last.committed = step_last_result(m->core);
     vm->last.is_stopped = model_stopped(m, &vm->last.stopped);
+    vm->last.sealed_cause = vm->last.stopped_cause = (struct step_cause){ 0 };
+    model_cause(m, vm->last.sealed.step, &vm->last.sealed_cause);
+    if (vm->last.is_stopped)
+        model_cause(m, vm->last.stopped.step, &vm->last.stopped_cause);
     metrics_model_copy(m->metrics, &vm->metrics);
     vm->captures.saves = checkpoint_progress(m, &vm->captures.checkpoint);
     vm->rates = metrics_model_rates(m->metrics, now_ns - m->daemon->started_ns, now_ns);

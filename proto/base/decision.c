@@ -45,7 +45,7 @@ bool decision_equal(const struct decision *a, const struct decision *b)
            a->good_steps == b->good_steps && bits(a->divisor) == bits(b->divisor) &&
            a->rate_count == b->rate_count && a->put == b->put && a->puts == b->puts &&
            a->guard.what == b->guard.what && a->guard.stop == b->guard.stop &&
-           bits(a->guard.value) == bits(b->guard.value) &&
+           a->guard.rewind == b->guard.rewind && bits(a->guard.value) == bits(b->guard.value) &&
            bits(a->guard.bound) == bits(b->guard.bound) &&
            memcmp(a->rates, b->rates, a->rate_count * sizeof *a->rates) == 0;
 }

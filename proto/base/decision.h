@@ -22,8 +22,21 @@ struct decision_rates {
 struct decision_guard {
     uint32_t what; /* enum guard_what; 0: it did not */
     bool stop;     /* nothing is trained from there on, until somebody says so */
-    double value;  /* finite or not */
-    double bound;  /* finite: what the value is above */
+    bool
+        rewind; /* with stop: or until it has gone back to a snapshot, which whoever sees it does */
+    double value; /* finite or not */
+    double bound; /* finite: what the value is above */
+};
+
+/* What a step that was skipped came from: the unit whose part of the mean gradient has the largest
+ * norm, or the first one that is not finite. It tells, and decides nothing. */
+struct decision_cause {
+    uint32_t unit; /* 1 + its index; 0: not known */
+    double norm;   /* infinite: not finite */
+    /* Of a model with guard_audit: 1 + the micro-batch (group of them) that brought the largest
+     * part of the unit's sum of squares, or its first value that is not finite; 0: not known. */
+    uint32_t group;
+    float share; /* of that sum: by how much it raised it; 1: not finite */
 };
 
 struct decision {
@@ -42,12 +55,13 @@ struct decision {
     uint64_t updates; /* of a put: 1 + the updates that count as applied; 0: as many as before */
     uint64_t puts;    /* committed steps that were puts, this one counted */
     struct decision_guard guard;
+    struct decision_cause cause; /* as owner 0 has it; others may be of builds that have none */
 };
 
 /* Those of group g; all NaN when the decision has none. */
 struct decision_rates decision_rates_of(const struct decision *d, uint32_t g);
 
-/* Bit for bit. */
+/* Bit for bit, but for the cause. */
 bool decision_equal(const struct decision *a, const struct decision *b);
 
 #endif

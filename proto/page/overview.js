@@ -17,8 +17,10 @@ function modelChips(m) {
   const c = m.checkpoint;
   if (modelFailed(m)) found.push(["bad", text(m.name) + " failed"]);
   else if (m.ready === false) found.push(["warn", text(m.name) + " not ready"]);
-  const why = object(m.last_guard).text;
-  if (m.stopped) found.push(["bad", "training stopped: " + text(object(object(m.stopped).guard).text)]);
+  const why = (object(m.last_cause).text || object(m.last_guard).text);
+  const stop = object(m.stopped);
+  if (m.stopped) found.push(["bad", "training stopped: " +
+    text(object(stop.cause).text || object(stop.guard).text)]);
   else if (m.last_skipped) found.push(["warn", "last step skipped" + (why ? ": " + text(why) : "")]);
   if (c) {
     const share = c.bytes_total > 0 ? " " + Math.floor((100 * c.bytes_done) / c.bytes_total) + NARROW +

@@ -2,6 +2,7 @@
 #include "proto/share/owner_bytes.h"
 
 #include "proto/base/decision.h"
+#include "proto/share/audit.h"
 #include "proto/share/board.h"
 #include "proto/share/history.h"
 #include "proto/share/segment.h"
@@ -20,6 +21,9 @@
 #define MORE_BYTES    (2 * (16 + DECISION_GROUPS_MAX * DECISION_RATES * UINT64_C(8)))
 #define WINDOW_UNITS  3u
 #define SET_BYTES     (layout_align(2 * sizeof(struct settings_kept), 64) + 64)
+#define GUARD_BYTES   UINT64_C(256)
+#define REWIND_BYTES  UINT64_C(128)
+#define BACK_BYTES    UINT64_C(520)
 
 /* Those of an average are of the same units' slices. */
 static uint64_t chunk_count(const struct shardmap *map)
@@ -44,7 +48,11 @@ uint64_t owner_ledger_bytes(const struct shardmap *map, const struct owner_ask *
                                BLOBS_BYTES,
                                HISTORY_BYTES,
                                MORE_BYTES,
-                               SET_BYTES };
+                               SET_BYTES,
+                               GUARD_BYTES,
+                               REWIND_BYTES,
+                               AUDIT_BYTES,
+                               BACK_BYTES };
     uint64_t at = 0;
     for (unsigned i = 0; i < sizeof parts / sizeof *parts; i++)
         at = layout_align(at + parts[i], PART_ALIGN);

@@ -39,6 +39,7 @@ enum guard_what { /* crosses processes, and lies in ledgers: as in enum shd_guar
 struct guard_rule {
     enum guard_what what;
     bool stop;        /* and nothing is trained from there on, until somebody says so */
+    bool rewind;      /* with stop: or until the model has gone back to a snapshot */
     double threshold; /* X or Z: finite, > 0 */
     uint32_t window;  /* of a z-score; else 0 */
 };
@@ -51,11 +52,14 @@ struct guard {
 /* "norm_above"; "?" for what is none. */
 const char *guard_name(uint32_t what);
 
+/* "skip", "stop", "rewind". */
+const char *guard_action(const struct guard_rule *rule);
+
 /* Has the rule a window? */
 bool guard_windowed(enum guard_what what);
 
-/* What the rules come to at one step, in their order: of each `what`, whether it stops (0 or 1),
- * and the largest value that passes; infinite while its window is not full. */
+/* What the rules come to at one step, in their order: of each `what`, whether it stops (0, 1; 2:
+ * and goes back), and the largest value that passes; infinite while its window is not full. */
 #define GUARD_LIMIT_NUMBERS 3u
 struct guard_limits {
     uint32_t count; /* of the numbers; 0: there is no guard */
@@ -63,6 +67,14 @@ struct guard_limits {
 };
 
 void guard_limits_add(struct guard_limits *limits, const struct guard_rule *rule, double limit);
+
+/* What a rule that goes back does at this step. */
+enum guard_back {
+    GUARD_BACK,       /* it does */
+    GUARD_BACK_SKIPS, /* it was gone back for: it is skipped */
+    GUARD_BACK_STOPS, /* it cannot: training stops */
+};
+void guard_limits_back(struct guard_limits *limits, enum guard_back back);
 
 /* From a message: doubles, in any place. Errors: SHD_EPROTO they are no limits. */
 int guard_limits_unpack(const uint8_t *data, size_t bytes, struct guard_limits *ret_limits,
@@ -84,5 +96,24 @@ bool guard_plausible(const struct decision_guard *g, bool skip);
 /* "norm 31000 is above 10 (norm_above)", of a decision that a guard made. Returns buf. */
 #define GUARD_TEXT_BYTES 96u
 const char *guard_text(const struct decision_guard *g, char buf[GUARD_TEXT_BYTES]);
+
+/* What is known of where a skipped step came from, for people. */
+struct guard_cause {
+    const char *unit; /* NULL: not known */
+    double norm;      /* infinite: not finite */
+    bool audited;     /* the model has guard_audit, and so, where it is known: */
+    bool has_micro;
+    uint64_t micro;     /* the first of those that brought most of it */
+    double share;       /* of the unit's sum of squares */
+    const char *worker; /* the name of who sent it; NULL: not known */
+    uint32_t pid, rank; /* rank: plus 1; 0: it has none */
+};
+
+/* Why a step was skipped, by a guard or not: "norm 31000 is above 10 (norm_above), most of it in
+ * unit h.3 (30990), 97% of that by micro-batch 5 of worker trainer (rank 1, pid 4711)", "gradients
+ * are not finite, the first in unit h.3". Returns buf. */
+#define GUARD_SKIP_BYTES 480u
+const char *guard_skip_text(const struct decision_guard *g, const struct guard_cause *cause,
+                            char buf[GUARD_SKIP_BYTES]);
 
 #endif

@@ -50,6 +50,8 @@ static const struct {
     { "verify_every",
       "it is part of the spec; restore the weights into a model with another one (shardctl restore "
       "--weights)" },
+    { "guard_audit", "it is part of the spec; restore the weights into a model with another one "
+                     "(shardctl restore --weights)" },
     { "publish",
       "workers have mapped the parameters in that type; restore the weights into a model "
       "with another spec (shardctl restore --weights)" },

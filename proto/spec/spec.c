@@ -267,8 +267,7 @@ static void compare_guard(struct comparison *c, const struct guard *open, const 
         same_text(c, guard_name(o->what), guard_name(a->what), "guard[%" PRIu32 "]'s rule", i);
         same_real(c, o->threshold, a->threshold, "guard[%" PRIu32 "].%s", i, guard_name(o->what));
         same_u64(c, o->window, a->window, "guard[%" PRIu32 "].window", i);
-        same_text(c, o->stop ? "stop" : "skip", a->stop ? "stop" : "skip",
-                  "guard[%" PRIu32 "].action", i);
+        same_text(c, guard_action(o), guard_action(a), "guard[%" PRIu32 "].action", i);
     }
 }
 
@@ -331,6 +330,8 @@ int spec_compare(const struct spec *open, const struct spec *asked, struct shd_e
     compare_optimizer(&c, open, asked);
     compare_groups(&c, open, asked);
     compare_guard(&c, open->guard, asked->guard);
+    same_text(&c, open->guard_audit ? "true" : "false", asked->guard_audit ? "true" : "false",
+              "guard_audit");
     same_u64(&c, open->unit_count, asked->unit_count, "number of units");
     for (uint32_t i = 0; c.status == SHD_OK && i < open->unit_count; i++)
         compare_unit(&c, open, asked, i);

@@ -19,13 +19,15 @@
 #include "proto/spec/optimizer.h"
 
 #define SPEC_JSON_BYTES_MAX ((size_t)64 << 20)
-#define SPEC_MESSAGE_BYTES_MAX                                                \
-    ((size_t)768 * 1024)         /* more take a segment: share/spec_segment.h \
-                                  */
-#define SPEC_NAME_BYTES_MAX 128u /* with NUL; printable ASCII without space, '/', '"' or '\' */
-#define SPEC_RANK_MAX       8u
-#define SPEC_USES_MAX       16u
-#define SPEC_BETA_MAX       0x1.fffffep-1 /* largest fp32 below 1 */
+#define SPEC_MESSAGE_BYTES_MAX                                                 \
+    ((size_t)768 * 1024)          /* more take a segment: share/spec_segment.h \
+                                   */
+#define SPEC_NAME_BYTES_MAX  128u /* with NUL; printable ASCII without space, '/', '"' or '\' */
+#define SPEC_RANK_MAX        8u
+#define SPEC_USES_MAX        16u
+#define SPEC_AUDIT_BYTES     88u /* of a gradient, with guard_audit: share/parts.h */
+#define SPEC_AUDIT_BYTES_MAX (UINT64_C(64) << 20) /* of all that a step has */
+#define SPEC_BETA_MAX        0x1.fffffep-1        /* largest fp32 below 1 */
 
 enum spec_init { SPEC_INIT_CONST = 1, SPEC_INIT_NORMAL = 2, SPEC_INIT_UNIFORM = 3 };
 
@@ -80,6 +82,7 @@ struct spec {
     uint32_t micro_batches;    /* the most of a step, which memory is laid out for */
     struct ramp *ramp;         /* owned: M of each step, 1..SHD_MICROS_MAX; NULL, one row: of all */
     uint32_t accumulate;       /* micro-batches per returned gradient; divides each M */
+    bool guard_audit;          /* owners keep which micro-batch brought how much of a gradient */
     uint64_t verify_every;     /* of these steps, one group is computed by two workers; 0: never */
     enum shd_dtype publish;    /* what workers read */
     enum shd_dtype grad_dtype; /* of gradients as workers return them; default fp32 */

@@ -10,19 +10,18 @@
 #include "proto/spec/spec_node.h"
 #include "proto/spec/spec_optimizer.h"
 
-static int parse_action(const struct node *n, bool *ret_stop, struct shd_err *e)
+static int parse_action(const struct node *n, struct guard_rule *rule, struct shd_err *e)
 {
     const char *action = "skip";
     const int r = n->json != NULL ? node_text(n, &action, e) : SHD_OK;
     if (r != SHD_OK)
         return r;
-    *ret_stop = strcmp(action, "stop") == 0;
-    if (*ret_stop || strcmp(action, "skip") == 0)
+    rule->rewind = strcmp(action, "rewind") == 0;
+    rule->stop = rule->rewind || strcmp(action, "stop") == 0;
+    if (rule->stop || strcmp(action, "skip") == 0)
         return SHD_OK;
-    if (strcmp(action, "rewind") == 0)
-        return err_set(e, SHD_ENOTSUP, "%s is 'rewind': not in this version, take skip or stop",
-                       node_path(n).text);
-    return err_set(e, SHD_EINVAL, "%s is '%.40s', must be skip or stop", node_path(n).text, action);
+    return err_set(e, SHD_EINVAL, "%s is '%.40s', must be skip, stop or rewind", node_path(n).text,
+                   action);
 }
 
 /* The one threshold that a rule has says what it is. */
@@ -65,7 +64,7 @@ static int parse_rule(const struct node *n, struct guard_rule *rule, struct shd_
     if (window.json != NULL)
         r = node_u64(&window, GUARD_WINDOW_MIN, GUARD_WINDOW_MAX, &steps, e);
     rule->window = (uint32_t)steps;
-    return r == SHD_OK ? parse_action(&action, &rule->stop, e) : r;
+    return r == SHD_OK ? parse_action(&action, rule, e) : r;
 }
 
 int spec_guard_parse(struct guard **ret_guard, const struct node *n, struct shd_err *e)
@@ -96,7 +95,7 @@ json_t *spec_guard_json(const struct guard *guard)
         json_t *o = json_pack("{s:f}", guard_name(rule->what), rule->threshold);
         if (rule->window > 0)
             o = spec_json_with(o, "window", json_integer((json_int_t)rule->window));
-        o = spec_json_with(o, "action", json_string(rule->stop ? "stop" : "skip"));
+        o = spec_json_with(o, "action", json_string(guard_action(rule)));
         if (json_array_append_new(array, o) != 0) {
             json_decref(array);
             array = NULL;

@@ -508,12 +508,28 @@ static int parse_ema(struct parser *p, const struct node *root)
     return r;
 }
 
+/* Owners keep a sum for each gradient of a step. */
+static int parse_audit(struct parser *p, const struct node *root)
+{
+    const struct node audit = node_field(root, "guard_audit");
+    struct spec *s = p->spec;
+    int r = audit.json != NULL ? node_bool(&audit, &s->guard_audit, p->e) : SHD_OK;
+    const uint64_t bytes = (uint64_t)s->unit_count * spec_returns(s) * SPEC_AUDIT_BYTES;
+    if (r == SHD_OK && s->guard_audit && bytes > SPEC_AUDIT_BYTES_MAX)
+        r = err_set(p->e, SHD_ERANGE,
+                    "%s keeps %u bytes for each gradient of a step at each owner: %" PRIu32
+                    " units x %" PRIu32 " gradients are %" PRIu64 " MiB, at most %u are kept",
+                    node_path(&audit).text, SPEC_AUDIT_BYTES, s->unit_count, spec_returns(s),
+                    bytes >> 20, (unsigned)(SPEC_AUDIT_BYTES_MAX >> 20));
+    return r;
+}
+
 static int parse_root(struct parser *p, const struct node *root)
 {
-    static const char *const known[] = { "name",        "seed",       "micro_batches", "accumulate",
-                                         "publish",     "grad_dtype", "optimizer",     "ema",
-                                         "groups",      "units",      "ema_warmup",    "guard",
-                                         "verify_every" };
+    static const char *const known[] = {
+        "name", "seed",   "micro_batches", "accumulate", "publish", "grad_dtype",   "optimizer",
+        "ema",  "groups", "units",         "ema_warmup", "guard",   "verify_every", "guard_audit"
+    };
     struct spec *s = p->spec;
     int r = node_object(root, known, ARRAY_SIZE(known), p->e);
     if (r != SHD_OK)
@@ -550,6 +566,8 @@ static int parse_root(struct parser *p, const struct node *root)
         r = parse_units(p, &units);
     if (r == SHD_OK)
         r = check_accumulate(p);
+    if (r == SHD_OK)
+        r = parse_audit(p, root);
     return r == SHD_OK ? check_any_trainable(p) : r;
 }
 

@@ -190,6 +190,8 @@ static char *dump_head(const struct spec *spec)
         root = spec_json_with(root, "ema_warmup", json_true());
     if (spec->guard != NULL) /* likewise */
         root = spec_json_with(root, "guard", spec_guard_json(spec->guard));
+    if (spec->guard_audit) /* likewise */
+        root = spec_json_with(root, "guard_audit", json_true());
     if (spec->verify_every > 0) /* as "grad_dtype" */
         root = spec_json_with(root, "verify_every", json_integer((json_int_t)spec->verify_every));
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;

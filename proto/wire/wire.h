@@ -29,6 +29,7 @@
 #define WIRE_RANGE_ELEMS_MAX 262144u /* of a digest of several tensors: 1 MiB an array */
 #define WIRE_RANGE_UNITS_MAX 32u     /* that they are of */
 #define WIRE_ROWS_MAX        4096u   /* per reply: 352 KiB */
+#define WIRE_UNIT_SUMS_MAX   128u    /* those of more units are asked for page by page */
 #define WIRE_VALUES_MAX      131072u /* per reply, and of one Show's range: 512 KiB */
 #define WIRE_NAME_BYTES_MAX  128u
 #define WIRE_PATH_BYTES_MAX  4096u
@@ -75,7 +76,8 @@ enum wire_level {
                         * Digest.tensors of several units; OpenModel.first, Layout.instance */
     WIRE_LEVEL_RULES,  /* Snapshot, Rewind; Commit.attempt; guards: of Decision, Prepared, Set;
                         * Pin.ema */
-    WIRE_LEVEL_AUDITS, /* Fork of a step that is kept, Fork.settings */
+    WIRE_LEVEL_AUDITS, /* what a skipped step came from: Decision.cause_*, unit_sums of Prepare and
+                        * Prepared, Rows.audits; Fork of a step that is kept, Fork.settings */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -166,6 +168,8 @@ struct wire_prepare {
     uint32_t model;
     uint64_t step;
     uint64_t attempt;
+    uint32_t unit_sums; /* 1 + the unit from which on they are asked for; 0: not */
+    uint32_t part_sums; /* 1 + a group: instead, of that unit, behind each group from it on */
 };
 struct wire_commit {
     uint32_t model;
@@ -446,6 +450,7 @@ struct wire_layout {
     uint64_t spec_bytes; /* in the SEGMENT_SPEC among the segments; 0: it is in `spec` */
     bool one_count;      /* of updates; also false below WIRE_LEVEL_SAID */
     uint64_t instance;   /* 0 below WIRE_LEVEL_STATES */
+    uint64_t guard_back; /* owner 0's: 1 + the step that a guard has gone back for, last; 0: none */
 };
 struct wire_prepared {
     uint64_t step;
@@ -460,6 +465,10 @@ struct wire_prepared {
     struct wire_bytes
         settings;            /* doubles, in any place: settings_unpack(); empty: nothing is set */
     struct wire_bytes guard; /* likewise: guard_limits_unpack(); empty: no guard */
+    struct wire_bytes unit_sums; /* fixsum_unpack() each, at most WIRE_UNIT_SUMS_MAX; NULL: not
+                                  * finite */
+    uint32_t unit_sums_from;     /* as asked; 0: they are not there */
+    uint32_t part_sums_from;     /* likewise */
 };
 struct wire_committed {
     uint64_t step;
@@ -509,7 +518,8 @@ struct wire_fetched {
 };
 struct wire_rows {
     uint64_t next;
-    struct wire_bytes rows; /* multiple of HISTORY_ROW_BYTES, at most WIRE_ROWS_MAX of them */
+    struct wire_bytes rows;   /* multiple of HISTORY_ROW_BYTES, at most WIRE_ROWS_MAX of them */
+    struct wire_bytes audits; /* of those of them that have one, AUDIT_ROW_BYTES each */
 };
 enum wire_created_what {
     WIRE_CREATED_YOURS = 1, /* put its units */

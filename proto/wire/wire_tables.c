@@ -3,6 +3,7 @@
 #include "proto/wire/wire_tables.h"
 
 #include "proto/base/check.h"
+#include "proto/share/audit.h"
 #include "proto/share/history.h"
 #include "proto/share/tally.h"
 #include "proto/spec/guard.h"
@@ -81,6 +82,13 @@ static const struct wire_field decision_fields[] = {
     ROW_AS(struct decision, "guard_stop", guard.stop, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
     ROW_AS(struct decision, "guard_value", guard.value, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
     ROW_AS(struct decision, "guard_bound", guard.bound, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW_AS(struct decision, "cause_unit", cause.unit, .form = WIRE_UP_TO, .max = SHD_UNITS_MAX,
+           SINCE(AUDITS)),
+    ROW_AS(struct decision, "cause_norm", cause.norm, .form = WIRE_ANY, SINCE(AUDITS)),
+    ROW_AS(struct decision, "cause_group", cause.group, .form = WIRE_UP_TO, .max = SHD_MICROS_MAX,
+           SINCE(AUDITS)),
+    ROW_AS(struct decision, "cause_share", cause.share, .form = WIRE_ANY, SINCE(AUDITS)),
+    ROW_AS(struct decision, "guard_rewind", guard.rewind, .form = WIRE_ANY, NEEDED_SINCE(AUDITS)),
 };
 static const struct wire_message decision = MESSAGE_OF(struct decision, "decision", decision);
 
@@ -128,8 +136,13 @@ static const struct wire_field return_fields[] = {
     ANY(return, attempt),
     ROW(return, metric_names, .form = WIRE_NAME, .max = WIRE_NAME_BYTES_MAX - 1, SINCE(SPECS)),
 };
-static const struct wire_field prepare_fields[] = { ANY(prepare, model), ANY(prepare, step),
-                                                    ANY(prepare, attempt) };
+static const struct wire_field prepare_fields[] = {
+    ANY(prepare, model),
+    ANY(prepare, step),
+    ANY(prepare, attempt),
+    ROW(prepare, unit_sums, .form = WIRE_UP_TO, .max = SHD_UNITS_MAX, SINCE(AUDITS)),
+    ROW(prepare, part_sums, .form = WIRE_UP_TO, .max = SHD_MICROS_MAX, SINCE(AUDITS)),
+};
 static const struct wire_field commit_fields[] = {
     ANY(commit, model),
     ANY(commit, step),
@@ -310,6 +323,7 @@ static const struct wire_field layout_fields[] = {
     ROW(layout, spec_bytes, LIMITS(0, SPEC_JSON_BYTES_MAX), NEEDED_SINCE(SPECS)),
     ROW(layout, one_count, .form = WIRE_ANY, SINCE(SAID)),
     ROW(layout, instance, .form = WIRE_ANY, SINCE(STATES)),
+    ROW(layout, guard_back, .form = WIRE_ANY, SINCE(AUDITS)),
 };
 static const struct wire_field prepared_fields[] = {
     ANY(prepared, step),
@@ -322,6 +336,10 @@ static const struct wire_field prepared_fields[] = {
     SETTINGS(prepared, settings),
     ROW(prepared, guard, .max = sizeof(((struct guard_limits *)0)->numbers),
         .multiple = GUARD_LIMIT_NUMBERS * sizeof(double), NEEDED_SINCE(RULES)),
+    ROW(prepared, unit_sums, .max = (uint64_t)WIRE_UNIT_SUMS_MAX * FIXSUM_BYTES,
+        .multiple = FIXSUM_BYTES, SINCE(AUDITS)),
+    ROW(prepared, unit_sums_from, .form = WIRE_UP_TO, .max = SHD_UNITS_MAX, SINCE(AUDITS)),
+    ROW(prepared, part_sums_from, .form = WIRE_UP_TO, .max = SHD_MICROS_MAX, SINCE(AUDITS)),
 };
 static const struct wire_field committed_fields[] = { ANY(committed, step), DECISION(committed),
                                                       ANY(committed, over) };
@@ -356,6 +374,8 @@ static const struct wire_field rows_fields[] = {
     ANY(rows, next),
     ROW(rows, rows, .max = (uint64_t)WIRE_ROWS_MAX * HISTORY_ROW_BYTES,
         .multiple = HISTORY_ROW_BYTES),
+    ROW(rows, audits, .max = AUDIT_SLOTS * AUDIT_ROW_BYTES, .multiple = AUDIT_ROW_BYTES,
+        SINCE(AUDITS)),
 };
 static const struct wire_field created_fields[] = {
     RANGE(created, what, WIRE_CREATED_YOURS, WIRE_CREATED_OVER),

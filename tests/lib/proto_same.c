@@ -10,7 +10,10 @@ static bool same_bytes(struct wire_bytes a, struct wire_bytes b)
 /* Bit by bit: a NaN among a guard's values is the same NaN behind another round. */
 static bool same_decision(struct decision a, struct decision b)
 {
-    return decision_equal(&a, &b) && a.updates == b.updates;
+    return decision_equal(&a, &b) && a.updates == b.updates && a.cause.unit == b.cause.unit &&
+           a.cause.group == b.cause.group &&
+           memcmp(&a.cause.norm, &b.cause.norm, sizeof a.cause.norm) == 0 &&
+           memcmp(&a.cause.share, &b.cause.share, sizeof a.cause.share) == 0;
 }
 
 static bool same_metrics(const double *a, uint32_t a_count, const double *b, uint32_t b_count)
@@ -84,7 +87,9 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
         return same_return(&a->return_grad, &b->return_grad);
     case WIRE_PREPARE:
         return a->prepare.model == b->prepare.model && a->prepare.step == b->prepare.step &&
-               a->prepare.attempt == b->prepare.attempt;
+               a->prepare.attempt == b->prepare.attempt &&
+               a->prepare.unit_sums == b->prepare.unit_sums &&
+               a->prepare.part_sums == b->prepare.part_sums;
     case WIRE_COMMIT:
         return same_commit(&a->commit, &b->commit);
     case WIRE_GET_BLOB:
@@ -184,6 +189,8 @@ static bool same_prepared(const struct wire_prepared *a, const struct wire_prepa
            same_metrics(a->metrics, a->metric_count, b->metrics, b->metric_count) &&
            a->has_decision == b->has_decision && a->reported == b->reported &&
            same_bytes(a->settings, b->settings) && same_bytes(a->guard, b->guard) &&
+           same_bytes(a->unit_sums, b->unit_sums) && a->unit_sums_from == b->unit_sums_from &&
+           a->part_sums_from == b->part_sums_from &&
            (!a->has_decision || same_decision(a->decision, b->decision));
 }
 
@@ -231,7 +238,8 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
     case WIRE_FETCHED:
         return a->fetched.step == b->fetched.step;
     case WIRE_ROWS:
-        return a->rows.next == b->rows.next && same_bytes(a->rows.rows, b->rows.rows);
+        return a->rows.next == b->rows.next && same_bytes(a->rows.rows, b->rows.rows) &&
+               same_bytes(a->rows.audits, b->rows.audits);
     case WIRE_RESET_ANSWER:
         return a->reset_answer.step == b->reset_answer.step &&
                a->reset_answer.attempt == b->reset_answer.attempt &&

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include "proto/share/audit.h"
 #include "proto/share/history.h"
 #include "proto/share/tally.h"
 #include "proto/spec/guard.h"
@@ -144,8 +145,13 @@ static struct decision random_decision(uint64_t *seed)
         .rates = { 1e-3, NAN, 0.9, NAN, 0, 0.1, special[1], NAN },
         .guard = { .what = random_u32(seed, 0, GUARD_WHAT_END - 1),
                    .stop = test_random(seed) % 2 != 0,
+                   .rewind = test_random(seed) % 2 != 0,
                    .value = test_random(seed) % 4 == 0 ? NAN : special[test_random(seed) % 4],
-                   .bound = 0.0 - special[test_random(seed) % 4] }
+                   .bound = 0.0 - special[test_random(seed) % 4] },
+        .cause = { .unit = random_u32(seed, 0, SHD_UNITS_MAX),
+                   .norm = test_random(seed) % 4 == 0 ? INFINITY : special[test_random(seed) % 4],
+                   .group = random_u32(seed, 0, SHD_MICROS_MAX),
+                   .share = (float)special[test_random(seed) % 4] }
     };
 }
 
@@ -303,6 +309,8 @@ static struct wire_get random_get(uint64_t *seed)
 static void random_prepare(uint64_t *seed, struct wire_prepare *p)
 {
     p->model = random_u32(seed, 0, UINT32_MAX);
+    p->unit_sums = random_u32(seed, 0, SHD_UNITS_MAX);
+    p->part_sums = random_u32(seed, 0, SHD_MICROS_MAX);
     p->step = random_u64(seed, 0, UINT64_MAX);
     p->attempt = random_u64(seed, 0, UINT64_MAX);
 }
@@ -488,6 +496,9 @@ static void random_prepared(uint64_t *seed, struct wire_prepared *p)
     p->settings = random_bytes(seed, SETTINGS_MAX * sizeof(double), sizeof(double));
     p->guard = random_bytes(seed, sizeof(((struct guard_limits *)0)->numbers),
                             GUARD_LIMIT_NUMBERS * sizeof(double));
+    p->unit_sums = random_bytes(seed, WIRE_UNIT_SUMS_MAX * FIXSUM_BYTES, FIXSUM_BYTES);
+    p->unit_sums_from = random_u32(seed, 0, SHD_UNITS_MAX);
+    p->part_sums_from = random_u32(seed, 0, SHD_MICROS_MAX);
     if (p->has_decision)
         p->decision = random_decision(seed);
 }
@@ -618,6 +629,7 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
     case WIRE_ROWS:
         p.rows.next = random_u64(seed, 0, UINT64_MAX);
         p.rows.rows = random_bytes(seed, WIRE_ROWS_MAX * HISTORY_ROW_BYTES, HISTORY_ROW_BYTES);
+        p.rows.audits = random_bytes(seed, AUDIT_SLOTS * AUDIT_ROW_BYTES, AUDIT_ROW_BYTES);
         break;
     case WIRE_RESET_ANSWER:
         p.reset_answer = random_reset_answer(seed);

@@ -381,7 +381,7 @@ struct sim_worker {
     bool no_put;   /* the step has begun without one */
     uint32_t looks;
     struct turn *turn;
-    _Alignas(16) uint8_t turn_memory[32768];
+    _Alignas(16) uint8_t turn_memory[65536];
     struct sim_link link[SIM_DAEMONS];
 };
 

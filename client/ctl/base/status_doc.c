@@ -129,7 +129,11 @@ static void read_model(const json_t *j, const json_t *none, void *item)
     read_settings(json_object_get(j, "settings"), m);
     read_verified(json_object_get(j, "verify"), m);
     m->stopped[0] = '\0';
-    TEXT(json_object_get(json_object_get(j, "stopped"), "guard"), "text", m->stopped);
+    m->skipped[0] = '\0';
+    TEXT(json_object_get(json_object_get(j, "stopped"), "cause"), "text", m->stopped);
+    if (m->stopped[0] == '\0') /* of a daemon that knows no cause */
+        TEXT(json_object_get(json_object_get(j, "stopped"), "guard"), "text", m->stopped);
+    TEXT(json_object_get(j, "last_cause"), "text", m->skipped);
 }
 
 double doc_bytes(const struct doc *d, double ret_kinds[DOC_MEMORY])

@@ -32,6 +32,7 @@ struct doc_model {
     char differ[DOC_TEXT_BYTES];     /* the last two copies of a gradient that did; "": none */
     double compared, differences;    /* such pairs; NAN: none are verified */
     char stopped[DOC_TEXT_BYTES];    /* "norm 31000 is above 10 (norm_above)"; "": it is not */
+    char skipped[DOC_TEXT_BYTES];    /* likewise, of the last decided step; "": it counts */
     double written, to_write;        /* bytes, of the checkpoint; NAN: none */
     double step, owner, owners, units, micro_batches;
     double expected, returned, waiting;

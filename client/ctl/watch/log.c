@@ -20,7 +20,7 @@
 #define ROWS_AT_ONCE 256u
 #define FOLLOW_NS    (UINT64_C(300) * NS_PER_MS)
 #define LAST_MAX     1000000u
-#define SKIP_BYTES   (GUARD_TEXT_BYTES + 16)
+#define SKIP_BYTES   (GUARD_SKIP_BYTES + 16)
 #define TIME_BYTES   32u
 
 static const char log_about[] =
@@ -55,6 +55,30 @@ static json_t *real_or_null(double x)
     return isfinite(x) ? json_real(x) : json_null();
 }
 
+/* The unit that it was skipped for; NULL: not known. */
+static const char *cause_name(const shd_model *m, const struct shd_step_row *row)
+{
+    return row->cause_unit > 0 ? shd_unit_name(m, row->cause_unit - 1) : NULL;
+}
+
+/* The micro-batch that brought most of it, and who sent that. */
+static json_t *micro_json(const struct shd_step_row *row)
+{
+    char worker[2 * sizeof row->cause_worker];
+    if (row->cause_micro == 0)
+        return json_null();
+    json_t *o = json_pack("{s:I, s:o}", "number", (json_int_t)row->cause_micro - 1, "share",
+                          real_or_null(row->cause_share));
+    if (o != NULL && row->cause_pid > 0)
+        json_object_set_new(
+            o, "worker",
+            json_pack(
+                "{s:s, s:I, s:o}", "name", text_clean(row->cause_worker, worker, sizeof worker),
+                "pid", (json_int_t)row->cause_pid, "rank",
+                row->cause_rank > 0 ? json_integer((json_int_t)row->cause_rank - 1) : json_null()));
+    return o;
+}
+
 static void print_json(const shd_model *m, const struct shd_step_row *row)
 {
     json_t *metrics = json_array();
@@ -69,6 +93,11 @@ static void print_json(const shd_model *m, const struct shd_step_row *row)
         json_object_set_new(
             o, "guard",
             json_pack("{s:s, s:f}", "rule", guard_name(row->guard), "bound", row->guard_bound));
+    const char *unit = cause_name(m, row);
+    if (o != NULL && unit != NULL)
+        json_object_set_new(o, "cause",
+                            json_pack("{s:s, s:o, s:o}", "unit", unit, "norm",
+                                      real_or_null(row->cause_norm), "micro", micro_json(row)));
     verb_json(o, JSON_COMPACT, stdout);
 }
 
@@ -79,18 +108,29 @@ static void print_csv(const shd_model *m, const struct shd_step_row *row)
            row->loss_scale, (int)row->skipped);
 }
 
-/* " SKIPPED: norm 31000 is above 10 (norm_above)" */
+/* " SKIPPED: norm 31000 is above 10 (norm_above), most of it in unit h.3 (30990)" */
 static const char *skip_text(const shd_model *m, const struct shd_step_row *row,
                              char text[SKIP_BYTES])
 {
-    char why[GUARD_TEXT_BYTES] = "the gradient is not finite";
+    char why[GUARD_SKIP_BYTES];
     const struct decision_guard by = { .what = row->guard,
                                        .value = row->guard == SHD_GUARD_LOSS_ZSCORE
                                                     ? loss_of(m, row)
                                                     : row->grad_norm,
                                        .bound = row->guard_bound };
-    if (row->guard != SHD_GUARD_NONE)
-        guard_text(&by, why);
+    char worker[2 * sizeof row->cause_worker];
+    const struct guard_cause cause = {
+        .unit = cause_name(m, row),
+        .norm = row->cause_norm,
+        .audited = row->cause_micro > 0, /* else the log does not know */
+        .has_micro = row->cause_micro > 0,
+        .micro = row->cause_micro - 1,
+        .share = row->cause_share,
+        .worker = row->cause_pid > 0 ? text_clean(row->cause_worker, worker, sizeof worker) : NULL,
+        .pid = row->cause_pid,
+        .rank = row->cause_rank,
+    };
+    guard_skip_text(&by, &cause, why);
     snprintf(text, SKIP_BYTES, "%s%s", row->skipped ? " SKIPPED: " : "", row->skipped ? why : "");
     return text;
 }

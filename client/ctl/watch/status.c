@@ -184,6 +184,10 @@ static void show_models(const struct doc *d, FILE *out)
             fprintf(out, "  STOPPED: %s, by its guard: %s; shardctl set %s guard=go-on goes on\n",
                     or_dash(d->models[i].name), d->models[i].stopped, or_dash(d->models[i].name));
     for (uint32_t i = 0; i < d->model_count; i++)
+        if (d->models[i].stopped[0] == '\0' && d->models[i].skipped[0] != '\0')
+            fprintf(out, "  last step of %s skipped: %s\n", or_dash(d->models[i].name),
+                    d->models[i].skipped);
+    for (uint32_t i = 0; i < d->model_count; i++)
         if (d->models[i].settings[0] != '\0')
             fprintf(out, "  set in %s: %s\n", or_dash(d->models[i].name), d->models[i].settings);
     for (uint32_t i = 0; i < d->model_count; i++)

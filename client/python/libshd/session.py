@@ -63,6 +63,10 @@ class Result(NamedTuple):
     guard_bound: float = 0.0
     stopped: bool = False  # nothing is trained from here on, until model.set('guard=go-on')
     rewound: bool = False  # the model went back (rewind()): go on at Model.step
+    cause_unit: str = ''  # of a skipped step: the unit with the largest norm, or the first that is not finite
+    cause_norm: float = 0.0  # its norm; inf: not finite
+    cause_micro: int = -1  # with guard_audit: the micro-batch that brought most of it; -1: not known
+    guard_step: int = -1  # rewound: the step that its guard went back for; -1: somebody did (rewind())
 
 
 _GUARDS = ('', 'norm_above', 'norm_zscore', 'loss_zscore')
@@ -361,7 +365,9 @@ class Model(_Open):
             interrupts.watch = None
         return Result(result.step, result.grad_norm, result.skipped, result.over, result.reported,
                       tuple(result.metrics), _GUARDS[result.guard] if result.guard < len(_GUARDS) else '?',
-                      result.guard_value, result.guard_bound, result.stopped, result.rewound)
+                      result.guard_value, result.guard_bound, result.stopped, result.rewound,
+                      lib.shd_unit_name(self.handle, result.cause_unit - 1).decode() if result.cause_unit else '',
+                      result.cause_norm, result.cause_micro - 1, result.guard_step - 1)
 
     @property
     def loss_scale(self) -> float:

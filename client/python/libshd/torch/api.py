@@ -36,7 +36,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
           name: Optional[str] = None, address: Optional[str] = None, overlap: bool = True,
           publish: Optional[torch.dtype] = None, grad_dtype: Optional[torch.dtype] = None,
           restore: Optional[str] = None, timeout: Optional[float] = None,
-          guard: Sequence[Mapping[str, Any]] = ()
+          guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False
           ) -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
 
@@ -70,7 +70,9 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
                 is said every 10 s)
     guard       rules by which a step that is far from those before is skipped, or training stopped:
                 [{'norm_above': 100}, {'norm_zscore': 6, 'window': 100, 'action': 'stop'}] (docs/states.md).
-                optimizer.last.guard says which one did; the loss of a rule is the first number of sd.report()
+                optimizer.last.guard says which one did; the loss of a rule is the first number of sd.report().
+                With 'rewind' the model goes back to a snapshot: that is a StepReset
+    guard_audit a step that is skipped names the micro-batch that brought most of it (optimizer.last.cause_micro)
     """
     check.check_two(module, optimizer)
     check.check_choice('grads', grads, 'stream', 'step')
@@ -113,7 +115,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
         unit.index = index
     dtype = layout.dtype_of(parts)
     spec = layout.spec_of(every, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
-                          grad_dtype, verify_every, guard)
+                          grad_dtype, verify_every, guard, guard_audit)
 
     def begin(session: Session) -> Engine:
         model = attach.open_model(session, spec, name, every, place.rank == 0, timeout, init, restore)

@@ -657,7 +657,8 @@ class Engine:
             self.begin_again()
             self.drop()
             self.moved()
-            raise StepReset(f'the model went back to step {self.model.step}: compute the batches of that step')
+            why = f', for step {result.guard_step}, which its guard skips' if result.guard_step >= 0 else ''
+            raise StepReset(f'the model went back to step {self.model.step}{why}: compute the batches of that step')
         if not self.elastic and 0 < self.model.puts - puts == self.model.step - step:  # they took this step's place
             if not self.new:
                 raise Misuse(f'the gradients of this step were dropped. {APART}')

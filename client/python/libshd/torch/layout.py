@@ -168,7 +168,7 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, micro_batches: int,
             publish: torch.dtype, grad_dtype: Optional[torch.dtype] = None,
-            verify_every: int = 0, guard: Sequence[Mapping[str, Any]] = ()) -> str:
+            verify_every: int = 0, guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False) -> str:
     """The model's specification, in JSON (docs/protocol.md)."""
     # Rates are those of each step, so the specification has none. As in PyTorch, what had no gradient stays.
     groups: list[dict[str, Any]] = [{'name': f'group{at}', 'idle': 'skip'}
@@ -176,6 +176,7 @@ def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, 
     if any(part.group == len(groups) for unit in units for part in unit.parts):  # buffers: buffers_of()
         groups.append({'name': f'group{len(groups)}', 'optimizer': {'kind': 'mean'}})
     rules = {'verify_every': verify_every} if verify_every else {}  # older daemons do not know these fields
+    rules |= {'guard_audit': True} if guard_audit else {}
     return json.dumps(rules | ({'guard': list(guard)} if guard else {}) | {
         'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[publish],
         'grad_dtype': DTYPES[grad_dtype or torch.float32], 'optimizer': optimizer_spec(optimizer), 'groups': groups,

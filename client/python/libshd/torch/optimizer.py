@@ -28,6 +28,8 @@ class Step(NamedTuple):
     metrics: dict[str, float]
     guard: str = ''  # why the model's guard skipped it: 'norm_above 100 (12345.6)'
     stopped: bool = False  # by its guard: the next step() raises sd.Stopped
+    cause: str = ''  # of a skipped step: its unit with the largest norm, or the first not finite: 'h.3 (12000)'
+    cause_micro: int = -1  # with guard_audit: the micro-batch that brought most of it; -1: not known
 
     @property
     def loss(self) -> Optional[float]:
@@ -127,7 +129,9 @@ class Optimizer(torch.optim.Optimizer):
                          {name: total if engine.weighted and not at else result.metrics[at] / total
                           for at, name in enumerate(engine.names)},
                          f'{result.guard} {result.guard_bound:g} ({result.guard_value:g})' if result.guard else '',
-                         result.stopped)
+                         result.stopped,
+                         f'{result.cause_unit} ({result.cause_norm:g})' if result.cause_unit else '',
+                         result.cause_micro)
         engine.forget_names()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -2,9 +2,12 @@
  * lost at any point, replies repeated, several workers at once, workers that die in their commit.
  */
 
+#include <math.h>
+
 #include "client/paths/decide.h"
 #include "client/paths/turn.h"
 #include "proto/base/check.h"
+#include "proto/spec/guard.h"
 #include "tests/lib/test.h"
 
 #define OWNERS_MAX  5u
@@ -65,7 +68,7 @@ static struct turn_update update_of(uint64_t step, double lr)
 }
 
 struct memory {
-    _Alignas(16) uint8_t bytes[32768];
+    _Alignas(16) uint8_t bytes[65536];
 };
 
 static struct turn *turn_in(struct memory *memory, uint32_t owners)
@@ -235,6 +238,166 @@ TEST(contradictions_are_internal_errors)
     turn_begin(t, 0, &update);
     EXPECT_STATUS(turn_prepared(t, 0, &other, &e), SHD_EPROTO);
     EXPECT_HAS(e.text, "owner 0 prepared step 9, asked for was step 0");
+}
+
+/* -- What a skipped step came from ------------------------------------------------------------- */
+
+#define MANY 300u /* units: three pages */
+
+/* Owner `index` of step 0, whose part of unit u is u + 1; the largest is in `large`. finite: false:
+ * unit `large` is not. */
+struct unit_owner {
+    uint32_t index, large;
+    bool finite;
+    uint8_t sums[WIRE_UNIT_SUMS_MAX * FIXSUM_BYTES];
+};
+
+static struct wire_prepared prepare_units(struct unit_owner *o, uint32_t unit_sums)
+{
+    struct wire_prepared p = { .finite = o->finite, .unit_sums_from = unit_sums };
+    const uint32_t first = unit_sums - 1;
+    fixsum_init(&p.sum);
+    fixsum_add(&p.sum, 1e6);
+    fixsum_carry(&p.sum);
+    for (uint32_t u = first; unit_sums > 0 && u < MANY && u < first + WIRE_UNIT_SUMS_MAX; u++) {
+        struct fixsum sum;
+        fixsum_init(&sum);
+        fixsum_add(&sum, u == o->large ? 1000 : (double)(u + 1 + o->index));
+        fixsum_carry(&sum);
+        fixsum_pack(!o->finite && u == o->large ? NULL : &sum,
+                    o->sums + (size_t)(u - first) * FIXSUM_BYTES);
+        p.unit_sums.bytes += FIXSUM_BYTES;
+    }
+    p.unit_sums.data = o->sums;
+    return p;
+}
+
+static struct turn_update naming_update(void)
+{
+    struct turn_update u = update_of(0, 1);
+    u.units = MANY;
+    return u;
+}
+
+/* Answer what is asked, up to `replies` times. Returns how many Prepares were asked. */
+static uint32_t run_units(struct turn *t, struct unit_owner *owners, uint32_t replies)
+{
+    struct shd_err e = { 0 };
+    uint32_t owner, asked = 0;
+    enum turn_kind kind;
+    while (replies-- > 0 && turn_state(t) == TURN_PREPARING && turn_next(t, &owner, &kind)) {
+        turn_asked(t, owner, kind);
+        const struct wire_prepared p = prepare_units(&owners[owner], turn_unit_sums(t));
+        EXPECT_OK(turn_prepared(t, owner, &p, &e), &e);
+        asked++;
+    }
+    return asked;
+}
+
+#define OWNER(i, l, f)                            \
+    {                                             \
+        .index = (i), .large = (l), .finite = (f) \
+    }
+
+TEST(a_step_that_is_skipped_names_the_first_unit_that_is_not_finite)
+{
+    static struct memory memory;
+    for (uint32_t large = 0; large < MANY; large += 37) {
+        struct unit_owner owners[3] = { OWNER(0, large, true), OWNER(1, large, false),
+                                        OWNER(2, large + 5, 0) };
+        const struct turn_update update = naming_update();
+        struct turn *t = turn_in(&memory, 3);
+        turn_begin(t, 0, &update);
+        EXPECT_EQ(run_units(t, owners, UINT32_MAX), 3 + 3 * (large / WIRE_UNIT_SUMS_MAX + 1));
+        EXPECT_EQ(turn_state(t), TURN_COMMITTING);
+        EXPECT(turn_decision(t)->skip && turn_decision(t)->cause.unit == large + 1);
+        EXPECT(isinf(turn_decision(t)->cause.norm));
+    }
+}
+
+/* What a guard skips; a step that counts asks nobody again. */
+TEST(a_step_above_a_limit_names_the_unit_with_the_largest_norm)
+{
+    static struct memory memory;
+    const struct guard_rule rule = { .what = GUARD_NORM_ABOVE, .threshold = 10 };
+    struct guard_limits limits = { 0 };
+    guard_limits_add(&limits, &rule, 10);
+    for (uint32_t guarded = 0; guarded < 2; guarded++) {
+        struct unit_owner owners[2] = { OWNER(0, 170, true), OWNER(1, 170, true) };
+        const struct turn_update update = naming_update();
+        struct turn *t = turn_in(&memory, 2);
+        struct shd_err e = { 0 };
+        uint32_t owner;
+        enum turn_kind kind;
+        turn_begin(t, 0, &update);
+        EXPECT(turn_next(t, &owner, &kind) && owner == 0);
+        turn_asked(t, 0, kind);
+        struct wire_prepared p = prepare_units(&owners[0], 0);
+        if (guarded == 1)
+            p.guard = (struct wire_bytes){ (const uint8_t *)limits.numbers,
+                                           limits.count * sizeof *limits.numbers };
+        EXPECT_OK(turn_prepared(t, 0, &p, &e), &e);
+        EXPECT_EQ(run_units(t, owners, UINT32_MAX), guarded == 1 ? 1 + 3 * 2 : 1);
+        EXPECT_EQ(turn_decision(t)->cause.unit, guarded == 1 ? 171 : 0);
+        if (guarded == 1)
+            EXPECT(turn_decision(t)->cause.norm == sqrt(2000) / 2);
+    }
+}
+
+/* An owner of an older build, or one that has lost its sums, leaves the step unnamed. What another
+ * worker has committed meanwhile counts. */
+TEST(a_cause_that_is_not_known_holds_nobody_up)
+{
+    static struct memory memory;
+    for (uint32_t after = 2; after < 8; after++)
+        for (uint32_t recorded = 0; recorded < 2; recorded++) {
+            struct unit_owner owners[2] = { OWNER(0, 280, true), OWNER(1, 280, false) };
+            const struct turn_update update = naming_update();
+            struct turn *t = turn_in(&memory, 2);
+            struct shd_err e = { 0 };
+            uint32_t owner;
+            enum turn_kind kind;
+            turn_begin(t, 0, &update);
+            EXPECT_EQ(run_units(t, owners, after), after);
+            EXPECT(turn_next(t, &owner, &kind) && kind == TURN_PREPARE);
+            turn_asked(t, owner, kind);
+            struct wire_prepared p = prepare_units(&owners[owner], 0);
+            p.has_decision = recorded == 1;
+            p.decision = (struct decision){ .skip = true,
+                                            .lr = 9,
+                                            .cause = { .unit = 4, .norm = INFINITY } };
+            EXPECT_OK(turn_prepared(t, owner, &p, &e), &e);
+            EXPECT_EQ(turn_state(t), TURN_COMMITTING);
+            EXPECT_EQ(turn_decision(t)->cause.unit, recorded == 1 ? 4 : 0);
+            EXPECT(turn_decision(t)->skip && turn_decision(t)->lr == (recorded == 1 ? 9 : 1));
+        }
+}
+
+TEST(sums_that_are_none_end_the_turn)
+{
+    static struct memory memory;
+    for (uint32_t wrong = 0; wrong < 3; wrong++) {
+        struct unit_owner owners[1] = { OWNER(0, 280, false) };
+        const struct turn_update update = naming_update();
+        struct turn *t = turn_in(&memory, 1);
+        struct shd_err e = { 0 };
+        turn_begin(t, 0, &update);
+        run_units(t, owners, 1);
+        struct wire_prepared p = prepare_units(&owners[0], 1);
+        p.unit_sums_from = wrong == 2 ? 2 : 1;
+        if (wrong == 0)
+            p.unit_sums.bytes -= FIXSUM_BYTES;
+        if (wrong == 1)
+            owners[0].sums[5 * FIXSUM_BYTES - 1] = 1; /* the top limb of unit 4 */
+        if (wrong == 2) {                             /* of another page: a repeat */
+            EXPECT_OK(turn_prepared(t, 0, &p, &e), &e);
+            EXPECT_EQ(turn_unit_sums(t), 1);
+            continue;
+        }
+        EXPECT_STATUS(turn_prepared(t, 0, &p, &e), SHD_EPROTO);
+        EXPECT_HAS(e.text, wrong == 0 ? "are not the sums of 128 units from 0"
+                                      : "the sum of squares of unit 4 is none");
+    }
 }
 
 /* -- At random --------------------------------------------------------------------------------- */

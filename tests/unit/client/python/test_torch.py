@@ -368,10 +368,10 @@ class Guard(unittest.TestCase):
         def work():
             module = made(Mlp)
             try:
-                sd.shard(module, adamw(module), name='no', guard=[{'norm_above': 1, 'action': 'rewind'}])
-            except NotImplementedError as why:
+                sd.shard(module, adamw(module), name='no', guard=[{'norm_above': 1, 'action': 'rewindd'}])
+            except ValueError as why:
                 return str(why)
-        self.assertIn('not in this version', run(work, world=1)[0])
+        self.assertIn('must be skip, stop or rewind', run(work, world=1)[0])
 
 
 class Values(unittest.TestCase):

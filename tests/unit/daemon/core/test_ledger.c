@@ -3,11 +3,13 @@
 #include "daemon/core/ledger_rewind.h"
 #include "daemon/core/ledger_set.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "daemon/core/step.h"
 #include "daemon/core/step_rewind.h"
 #include "proto/base/check.h"
+#include "proto/share/audit.h"
 #include "proto/share/history.h"
 #include "proto/share/segment.h"
 #include "proto/spec/layout.h"
@@ -310,6 +312,64 @@ TEST(ledger_of_an_older_build_has_no_rewinds)
                                  SHD_PAGE_BYTES);
     EXPECT_OK(ledger_adopt(&adopted, l.head, l.head->bytes, &e), &e);
     EXPECT(adopted.rewind == NULL && adopted.set != NULL && !ledger_rewinding(&adopted, &step));
+    free(l.head);
+}
+
+/* A build of version 7 knows none, and none that goes back. */
+TEST(ledger_of_an_older_build_has_no_audits)
+{
+    uint64_t bytes;
+    struct ledger l = make(&bytes), adopted;
+    struct shd_err e = { 0 };
+    struct decision d = { .skip = true, .guard = { .what = 1, .stop = true, .bound = 1 } };
+    l.head->version = 7;
+    l.head->bytes = layout_align((uint64_t)((uint8_t *)l.audit - (uint8_t *)l.head),
+                                 SHD_PAGE_BYTES);
+    EXPECT_OK(ledger_adopt(&adopted, l.head, l.head->bytes, &e), &e);
+    EXPECT(adopted.audit == NULL && adopted.back == NULL && adopted.rewind != NULL);
+    EXPECT(ledger_decision_room(&adopted, &d));
+    d.cause = (struct decision_cause){ .unit = 1, .norm = 5 };
+    EXPECT(ledger_decision_room(&adopted, &d)); /* it is not kept */
+    ledger_decision_put(&adopted, 0, &d);
+    ledger_decision_get(&adopted, 0, &d);
+    EXPECT(d.guard.what == 1 && d.cause.unit == 0);
+    d.guard.rewind = true;
+    EXPECT(!ledger_decision_room(&adopted, &d));
+    free(l.head);
+}
+
+TEST(audits_that_are_none_are_refused)
+{
+    uint64_t bytes;
+    struct ledger l = make(&bytes), adopted;
+    struct shd_err e = { 0 };
+    const struct decision_cause cause = { .unit = 2, .norm = 5, .group = MICROS, .share = 0.5f };
+    struct decision d = { .skip = true, .cause = cause }, got;
+    ledger_decision_put(&l, 0, &d);
+    EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    ledger_decision_get(&adopted, 0, &got);
+    EXPECT(got.cause.unit == 2 && got.cause.norm == 5 && got.cause.group == MICROS &&
+           got.cause.share == 0.5f);
+    struct audit_row *row = &l.audit[1].row; /* of step 1 */
+    const struct audit_row good = *row;
+#define NO_AUDIT(change)                                                    \
+    *row = good;                                                            \
+    change;                                                                 \
+    EXPECT_STATUS(ledger_adopt(&adopted, l.head, bytes, &e), SHD_ESEGMENT); \
+    EXPECT_HAS(e.text, "ledger says that step 1 was skipped for unit")
+    NO_AUDIT(row->unit = 0);
+    NO_AUDIT(row->unit = UNITS + 1);
+    NO_AUDIT(row->norm = NAN);
+    NO_AUDIT(row->norm = -1);
+    NO_AUDIT(row->group = MICROS + 1);
+    NO_AUDIT(row->share = -1);
+    NO_AUDIT(memset(row->worker.name, 'x', sizeof row->worker.name));
+#undef NO_AUDIT
+    *row = good;
+    d.cause = (struct decision_cause){ 0 }; /* the same step again: what was there is not */
+    ledger_decision_put(&l, 0, &d);
+    ledger_decision_get(&l, 0, &got);
+    EXPECT_EQ(got.cause.unit, 0);
     free(l.head);
 }
 

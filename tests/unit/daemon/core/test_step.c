@@ -3,12 +3,15 @@
  * must be: every micro-batch that took part exactly once, in ascending order. Then the same with
  * the core thrown away at every event and every fail point, and a new one on the ledger. */
 #include "daemon/core/ledger.h"
+#include "daemon/core/ledger_back.h"
 #include "daemon/core/step.h"
 #include "daemon/core/step_commit.h"
+#include "daemon/core/step_guard.h"
 #include "daemon/core/step_init.h"
 #include "daemon/core/step_put.h"
 #include "daemon/core/step_rewind.h"
 #include "proto/base/check.h"
+#include "proto/spec/guard.h"
 #include "tests/lib/test.h"
 
 #define UNITS_MAX  9u
@@ -644,6 +647,118 @@ TEST(what_was_given_up_is_told_by_its_attempt)
     EXPECT_EQ(step_when(sh.core, 1, before), STEP_WHEN_NOW); /* its record is known */
     EXPECT_EQ(step_when(sh.core, 2, step_attempt(sh.core)), STEP_WHEN_NOW);
     free(blob);
+    shell_deinit(&sh);
+}
+
+/* -- A guard that goes back -------------------------------------------------------------------- */
+
+static const struct guard going_back = { 1, { { GUARD_NORM_ABOVE, true, true, 10, 0 } } };
+
+struct kept_step { /* to go back to */
+    struct rewind_record record;
+    uint64_t updates[2];
+    uint8_t *blob; /* [LEDGER_BLOB_BYTES] */
+};
+
+static void begin_core(struct shell *sh)
+{
+    sh->core = step_init(sh->memory, &sh->ledger, NULL);
+    step_guard(sh->core, &going_back);
+}
+
+/* What the rule does at the open step: as in struct guard_limits. */
+static double told(const struct shell *sh)
+{
+    struct guard_limits limits;
+    step_guard_limits(sh->core, &limits);
+    EXPECT(limits.count == 3 && limits.numbers[0] == GUARD_NORM_ABOVE && limits.numbers[2] == 10);
+    return limits.numbers[1];
+}
+
+/* The open step is above the limit, and decided as the rule says. */
+static void veto(struct shell *sh)
+{
+    const uint64_t step = step_now(sh->core);
+    const double stops = told(sh);
+    const struct decision d = { .skip = true,
+                                .guard = { .what = GUARD_NORM_ABOVE,
+                                           .stop = stops > 0,
+                                           .rewind = stops == 2,
+                                           .value = 11,
+                                           .bound = 10 } };
+    struct decision counts;
+    struct step_actions actions;
+    enum step_committed how;
+    struct shd_err e;
+    random_step(sh, step);
+    EXPECT_OK(
+        step_commit(sh->core, step, &d, (struct step_blob){ NULL, 0 }, &counts, &how, &actions, &e),
+        &e);
+    take(sh, &actions);
+    finish_all(sh);
+}
+
+static void go_back(struct shell *sh, const struct kept_step *to)
+{
+    struct step_actions actions;
+    struct shd_err e;
+    EXPECT_OK(step_rewind(sh->core, to->record.step, 0, &e), &e);
+    EXPECT_OK(step_rewind_drop(sh->core, &actions), &e);
+    step_rewind_done(&sh->ledger, &to->record, to->updates, to->blob);
+    sh->sealed = sh->opened = (uint32_t)to->record.step;
+    for (uint32_t u = 0; u < sh->units; u++)
+        sh->version[u] = to->record.step;
+    begin_core(sh);
+}
+
+static void keep_step(struct shell *sh, struct kept_step *ret_kept)
+{
+    step_rewind_take(sh->core, &ret_kept->record, ret_kept->updates, ret_kept->blob);
+}
+
+/* Every step is above the limit: each is gone back for once, and skipped then; as many as there are
+ * places for, until it goes back to a step behind them. What somebody else goes back from is none
+ * of these. */
+TEST(each_step_is_gone_back_for_once)
+{
+    static struct shell sh;
+    struct kept_step early = { .blob = malloc(LEDGER_BLOB_BYTES) };
+    struct kept_step late = { .blob = malloc(LEDGER_BLOB_BYTES) };
+    CHECK(early.blob != NULL && late.blob != NULL);
+    shell_init(&sh, 2, 1, 1);
+    begin_core(&sh);
+    keep_step(&sh, &early);
+    for (uint64_t bad = 0; bad < LEDGER_BACK_STEPS; bad++) {
+        while (step_now(sh.core) < bad) {
+            EXPECT(told(&sh) == 0); /* it was gone back for */
+            veto(&sh);
+        }
+        EXPECT(told(&sh) == 2);
+        go_back(&sh, &early); /* somebody asks for it */
+        EXPECT_EQ(step_gone_back(sh.core), 0);
+        while (step_now(sh.core) < bad)
+            veto(&sh);
+        veto(&sh);
+        EXPECT(step_check_stopped(sh.core, NULL) == SHD_ESTOPPED);
+        go_back(&sh, &early);
+        EXPECT_EQ(step_gone_back(sh.core), bad + 1);
+        EXPECT(step_check_stopped(sh.core, NULL) == SHD_OK);
+    }
+    while (step_now(sh.core) < LEDGER_BACK_STEPS)
+        veto(&sh);
+    EXPECT(told(&sh) == 1); /* there is no place to note it: it stops */
+    keep_step(&sh, &late);
+    go_back(&sh, &late);
+    EXPECT(told(&sh) == 1);
+    sh.ledger.back->steps[7] = 0;
+    EXPECT(told(&sh) == 2);
+    veto(&sh);
+    go_back(&sh, &late); /* behind all others, which are forgotten */
+    EXPECT(told(&sh) == 0 && step_gone_back(sh.core) == LEDGER_BACK_STEPS + 1);
+    veto(&sh);
+    EXPECT(told(&sh) == 2);
+    free(early.blob);
+    free(late.blob);
     shell_deinit(&sh);
 }
 

@@ -103,13 +103,14 @@ static void expect_fields(const json_t *object, const char *fields)
 static void expect_model(const json_t *m)
 {
     expect_fields(
-        m, "name:s ready:b adopted:b status:s step:i phase:s updates:i owner:i owners:i "
-           "elems:i micro_batches:i expected:i returned:i waiting:i units:a bytes:o "
-           "rates:o times_ms:o leases:a checkpoint:o? saved:o? hold_step:i? pins:a state_on:s "
-           "made_by:o? "
-           "last_sum_norm:n? last_skipped:b "
-           "metrics:a last_guard:o? stopped:o? loss:n? grad_norm:n? lr:n? settings:o? "
-           "verify:o?");
+        m,
+        "name:s ready:b adopted:b status:s step:i phase:s updates:i owner:i owners:i "
+        "elems:i micro_batches:i expected:i returned:i waiting:i units:a bytes:o "
+        "rates:o times_ms:o leases:a checkpoint:o? saved:o? hold_step:i? pins:a state_on:s "
+        "made_by:o? "
+        "last_sum_norm:n? last_skipped:b "
+        "metrics:a last_guard:o? last_cause:o? stopped:o? loss:n? grad_norm:n? lr:n? settings:o? "
+        "verify:o?");
     expect_fields(json_object_get(m, "bytes"),
                   "state:i publish:i inbox:i board:i ledger:i spec:i spill:i spilled:i spare:i "
                   "huge:i snapshots:i state_on_files:i snapshots_on_files:i counted:i");

@@ -1,8 +1,10 @@
 /* The guard's rules as JSON, the limits that a history comes to, and what is beyond them. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "proto/base/check.h"
 #include "proto/share/guard_window.h"
+#include "proto/share/parts.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_json.h"
 #include "tests/lib/test.h"
@@ -33,9 +35,9 @@ static double limit_at(const struct guard *guard, uint64_t commits, uint32_t rul
 }
 
 static const struct guard three = { 3,
-                                    { { GUARD_NORM_ABOVE, false, 10, 0 },
-                                      { GUARD_NORM_ZSCORE, true, 2, 4 },
-                                      { GUARD_LOSS_ZSCORE, false, 3, 4 } } };
+                                    { { GUARD_NORM_ABOVE, false, false, 10, 0 },
+                                      { GUARD_NORM_ZSCORE, true, false, 2, 4 },
+                                      { GUARD_LOSS_ZSCORE, false, false, 3, 4 } } };
 
 /* 1, 2, 3, 6: mean 3, squares 4 + 1 + 0 + 9 = 14. */
 TEST(limits_are_mean_and_sigma_of_the_window)
@@ -121,7 +123,7 @@ TEST(limits_of_a_message_are_looked_at)
 {
     static const double good[] = { 1, 0, 10, 2, 1, INFINITY };
     static const double bad[][3] = {
-        { 0, 0, 1 },   { 4, 0, 1 },   { 1.5, 0, 1 }, { 1, 2, 1 },
+        { 0, 0, 1 },   { 4, 0, 1 },   { 1.5, 0, 1 }, { 1, 3, 1 },
         { 1, NAN, 1 }, { NAN, 0, 1 }, { 1, 0, NAN },
     };
     struct guard_limits limits = { .count = 77 };
@@ -187,6 +189,10 @@ TEST(spec_has_the_rules_and_writes_them)
     back->guard->rules[2].threshold = 5;
     EXPECT_STATUS(spec_compare(spec, back, &e), SHD_ESPEC);
     EXPECT_HAS(e.text, "guard[2].loss_zscore");
+    back->guard->rules[2].threshold = 5.5;
+    back->guard->rules[1].rewind = true;
+    EXPECT_STATUS(spec_compare(spec, back, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "guard[1].action is 'rewind', the open model has 'stop'");
     EXPECT_OK(spec_dump(none, &again, &e), &e);
     EXPECT(strstr(again, "guard") == NULL); /* builds without guards read it */
     free(text);
@@ -194,6 +200,131 @@ TEST(spec_has_the_rules_and_writes_them)
     spec_free(spec);
     spec_free(back);
     spec_free(none);
+}
+
+TEST(what_goes_back_does_so_skips_or_stops)
+{
+    const struct guard guard = {
+        2, { { GUARD_NORM_ABOVE, true, true, 10, 0 }, { GUARD_NORM_ABOVE, true, false, 5, 0 } }
+    };
+    static const struct {
+        enum guard_back back;
+        bool stop, rewind;
+    } cases[] = { { GUARD_BACK, true, true },
+                  { GUARD_BACK_SKIPS, false, false },
+                  { GUARD_BACK_STOPS, true, false } };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct guard_limits limits, back;
+        struct shd_err e = { 0 };
+        guard_window_limits(&guard, ring, SLOTS, 0, &limits);
+        guard_limits_back(&limits, cases[i].back);
+        EXPECT_OK(guard_limits_unpack((const uint8_t *)limits.numbers,
+                                      limits.count * sizeof *limits.numbers, &back, &e),
+                  &e);
+        const struct decision_guard g = guard_judge(&back, &(struct guard_step){ .norm = 11 });
+        EXPECT(g.what == GUARD_NORM_ABOVE && g.stop == cases[i].stop &&
+               g.rewind == cases[i].rewind && guard_plausible(&g, true));
+        EXPECT(guard_judge(&back, &(struct guard_step){ .norm = 6 }).stop); /* another rule's */
+    }
+    EXPECT(!guard_plausible(&(struct decision_guard){ .what = 1, .rewind = true }, true));
+}
+
+TEST(a_spec_with_rewind_and_audit_is_written_and_read)
+{
+    struct shd_err e = { 0 };
+    char *text;
+    struct spec *back, *spec = parse_ok("\"guard\":[{\"norm_above\":10,\"action\":\"rewind\"}],"
+                                        "\"guard_audit\":true,");
+    EXPECT(spec->guard->rules[0].rewind && spec->guard->rules[0].stop && spec->guard_audit);
+    EXPECT_OK(spec_dump(spec, &text, &e), &e);
+    EXPECT_HAS(text, "\"guard\":[{\"norm_above\":10.0,\"action\":\"rewind\"}]");
+    EXPECT_HAS(text, "\"guard_audit\":true");
+    EXPECT_OK(spec_parse(text, strlen(text), &back, &e), &e);
+    EXPECT_OK(spec_compare(spec, back, &e), &e);
+    back->guard_audit = false;
+    EXPECT_STATUS(spec_compare(spec, back, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "guard_audit is 'false', the open model has 'true'");
+    free(text);
+    spec_free(spec);
+    spec_free(back);
+}
+
+TEST(a_skip_is_told_in_words)
+{
+    const struct decision_guard above = { .what = GUARD_NORM_ABOVE, .value = 31000, .bound = 10 };
+    const struct decision_guard none = { 0 };
+    struct guard_cause c = { .unit = "h.3", .norm = 30990 };
+    char text[GUARD_SKIP_BYTES];
+    EXPECT_STR(guard_skip_text(&none, &(struct guard_cause){ 0 }, text),
+               "gradients are not finite");
+    EXPECT_STR(guard_skip_text(&above, &c, text),
+               "norm 31000 is above 10 (norm_above), most of it in unit h.3 (30990)");
+    c.audited = true;
+    EXPECT_HAS(guard_skip_text(&above, &c, text),
+               " (30990), by which micro-batch is not known: a daemon was restarted");
+    c.has_micro = true;
+    c.micro = 5;
+    c.share = 0.968;
+    EXPECT_HAS(guard_skip_text(&above, &c, text),
+               " (30990), 97% of that by micro-batch 5 of a worker that is not known");
+    c.worker = "trainer";
+    c.pid = 4711;
+    EXPECT_HAS(guard_skip_text(&above, &c, text), " of worker trainer (pid 4711)");
+    c.rank = 2;
+    c.norm = (double)INFINITY;
+    EXPECT_STR(guard_skip_text(&none, &c, text),
+               "gradients are not finite, the first in unit h.3 by micro-batch 5 of worker trainer "
+               "(rank 1, pid 4711)");
+}
+
+/* -- What each micro-batch brings -------------------------------------------------------------- */
+
+#define GROUPS 6u
+
+static struct fixsum sum_of(double x)
+{
+    struct fixsum s;
+    fixsum_init(&s);
+    fixsum_add(&s, x);
+    fixsum_carry(&s);
+    return s;
+}
+
+static double read_part(const struct parts *p, uint64_t round, uint32_t unit, uint32_t group)
+{
+    uint8_t bytes[FIXSUM_BYTES];
+    struct fixsum s;
+    bool none;
+    if (!parts_read(p, round, unit, group, 1, bytes))
+        return -1;
+    EXPECT(fixsum_unpack(bytes, &s, &none));
+    return none ? (double)INFINITY : fixsum_value(&s);
+}
+
+TEST(parts_are_the_sums_behind_each_gradient)
+{
+    void *memory = calloc(1, parts_bytes(2, GROUPS));
+    struct parts *p = parts_init(memory, 2, GROUPS);
+    const struct fixsum four = sum_of(4), nine = sum_of(9);
+    uint8_t bytes[GROUPS * FIXSUM_BYTES];
+    EXPECT(read_part(p, 0, 0, 0) == -1);
+    parts_take(p, &(struct part){ 7, 0, 1, true, 11 }, &four); /* group 0 took no part */
+    parts_take(p, &(struct part){ 7, 0, 3, false, 12 }, &nine);
+    parts_take(p, &(struct part){ 7, 0, 3, false, 13 }, &four); /* once more: the first counts */
+    const double want[GROUPS] = { 0, 4, 4, 9, 9, 9 };
+    const uint64_t who[GROUPS] = { 0, 11, 0, 12, 0, 0 };
+    for (uint32_t g = 0; g < GROUPS; g++) {
+        EXPECT(read_part(p, 7, 0, g) == want[g]);
+        EXPECT_EQ(parts_session(p, 7, 0, g), who[g]);
+    }
+    EXPECT(parts_read(p, 7, 0, 0, GROUPS, bytes));
+    EXPECT(read_part(p, 6, 0, 0) == -1 && read_part(p, 7, 1, 0) == -1); /* another's */
+    parts_take(p, &(struct part){ 8, 0, 0, true, 14 }, NULL);           /* the next round */
+    EXPECT(isinf(read_part(p, 8, 0, 5)) && read_part(p, 7, 0, 1) == -1);
+    parts_take(p, &(struct part){ 9, 0, 2, false, 15 }, &nine); /* a predecessor had the first */
+    EXPECT(read_part(p, 9, 0, 2) == -1);
+    EXPECT_EQ(parts_session(p, 9, 0, 2), 0);
+    free(memory);
 }
 
 TEST(rules_that_are_none_are_named)
@@ -218,8 +349,8 @@ TEST(rules_that_are_none_are_named)
         { "[{\"norm_zscore\":1,\"window\":3}]", "guard[0].window is 3", SHD_ERANGE },
         { "[{\"norm_zscore\":1,\"window\":1025}]", "guard[0].window is 1025", SHD_ERANGE },
         { "[{\"norm_zscore\":1,\"action\":\"halt\"}]", "guard[0].action is 'halt'", SHD_EINVAL },
-        { "[{\"norm_above\":1},{\"norm_zscore\":1,\"action\":\"rewind\"}]",
-          "guard[1].action is 'rewind': not in this version", SHD_ENOTSUP },
+        { "[{\"norm_above\":1},{\"norm_zscore\":1,\"action\":\"rewindd\"}]",
+          "guard[1].action is 'rewindd', must be skip, stop or rewind", SHD_EINVAL },
         { "[{\"norm_abov\":1}]", "norm_abov", SHD_EINVAL },
     };
     for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
