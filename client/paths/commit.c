@@ -27,6 +27,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
+#include "proto/spec/guard.h"
 
 #define HINT      "micro-batches of the step are missing, or it is stopped"
 #define LOOKS_MAX 50u /* at owners that move on each time */
@@ -150,6 +151,8 @@ int commit_step(struct shd_model *m, const struct decide_args *args, const struc
 {
     const struct turn_update decide = { .args = *args,
                                         .units = m->spec->unit_count,
+                                        .watched = m->spec->guard != NULL ? m->spec->guard->watched
+                                                                          : NULL,
                                         .groups = m->spec->guard_audit ? model_returns(m) : 0 };
     turn_begin(m->map->turn, m->step, &decide);
     const int r = commit_turn(m, blob, m->in.attempt, e);

@@ -15,6 +15,7 @@
 #include "client/paths/local_state.h"
 #include "client/paths/place.h"
 #include "client/paths/set.h"
+#include "client/paths/watch.h"
 #include "kernels/kern.h"
 #include "kernels/runs.h"
 #include "proto/base/check.h"
@@ -581,38 +582,79 @@ static void name_group(struct shd_model *m, bool infinite, double squares,
         cause->share = infinite ? 1 : (float)(fixsum_value(&c.largest) / squares);
 }
 
-/* As cause.h has it: the one owner's sums are whole. */
-static int name_cause(struct shd_model *m, struct decided *decided, struct shd_err *e)
-{
-    const struct decision *d = &decided->decision;
-    const bool infinite = decided->cause == DECIDE_CAUSE_INFINITE;
-    const double count = d->divisor > 0 ? d->divisor : spec_micro_batches(m->spec, m->step);
-    struct decision_cause cause = { 0 };
+struct naming { /* as in turn.c, of one owner */
+    struct decided *decided;
+    bool infinite;
+    struct watch watch;
     struct fixsum largest;
-    fixsum_init(&largest);
-    for (uint32_t i = 0; i < m->spec->unit_count && !(infinite && cause.unit > 0); i++) {
+    struct decision_cause cause;
+};
+
+static double norm_of(const struct shd_model *m, const struct decision *d, double squares)
+{
+    const double count = d->divisor > 0 ? d->divisor : spec_micro_batches(m->spec, m->step);
+    return sqrt(squares) / count / d->loss_scale;
+}
+
+/* The sum of a unit's gradient is known. */
+static void name_unit(const struct shd_model *m, struct naming *n,
+                      const struct guard_limits *limits, uint32_t unit, struct kern_sum *sum)
+{
+    fixsum_carry(&sum->sum);
+    const double squares = fixsum_value(&sum->sum);
+    const double norm = norm_of(m, &n->decided->decision, squares);
+    if (n->watch.watched != NULL)
+        watch_unit(&n->watch, limits, unit, norm, squares);
+    if (n->infinite ? sum->finite : fixsum_compare(&sum->sum, &n->largest) <= 0)
+        return;
+    n->largest = sum->sum;
+    n->cause.unit = unit + 1;
+    n->cause.norm = n->infinite ? (double)INFINITY : norm;
+}
+
+static int name_units(struct shd_model *m, struct naming *n, const struct guard_limits *limits,
+                      struct shd_err *e)
+{
+    for (uint32_t i = 0; i < m->spec->unit_count && !(n->infinite && n->cause.unit > 0); i++) {
         const struct local_unit *u = &m->local->units[i];
         const struct spec_unit *unit = &m->spec->units[i];
         struct kern_sum sum = { .finite = true };
         fixsum_init(&sum.sum);
-        if (unit->frozen || !u->summed || (unit->mean && !infinite))
+        if (unit->frozen || !u->summed || (unit->mean && !n->infinite))
             continue;
         const struct kern_sumsq sumsq = { u->acc, unit->elems, &sum };
         const int r = kern_run_op(m->session->kern,
                                   &(struct kern_op){ KERN_SUMSQ, { .sumsq = sumsq } }, e);
         if (r != SHD_OK)
             return r;
-        fixsum_carry(&sum.sum);
-        if (infinite ? sum.finite : fixsum_compare(&sum.sum, &largest) <= 0)
-            continue;
-        largest = sum.sum;
-        cause.unit = i + 1;
-        cause.norm = infinite ? (double)INFINITY
-                              : sqrt(fixsum_value(&largest)) / count / d->loss_scale;
+        name_unit(m, n, limits, i, &sum);
     }
-    if (m->local->parts != NULL && cause.unit > 0)
-        name_group(m, infinite, fixsum_value(&largest), &cause);
-    decided->decision.cause = cause;
+    return SHD_OK;
+}
+
+/* As cause.h and watch.h have it: the one owner's sums are whole. */
+static int name_cause(struct shd_model *m, const struct guard_limits *limits,
+                      struct decided *decided, struct shd_err *e)
+{
+    const struct guard *guard = m->spec->guard;
+    struct naming n = { .decided = decided, .infinite = decided->cause == DECIDE_CAUSE_INFINITE };
+    fixsum_init(&n.largest);
+    watch_begin(&n.watch, guard != NULL && !n.infinite ? guard->watched : NULL);
+    if (decided->cause == DECIDE_CAUSE_NONE && n.watch.watched == NULL)
+        return SHD_OK;
+    const int r = name_units(m, &n, limits, e);
+    if (r != SHD_OK)
+        return r;
+    double squares = fixsum_value(&n.largest);
+    if (n.watch.watched != NULL && watch_end(&n.watch, limits, &decided->decision)) {
+        n.cause = (struct decision_cause){ .unit = n.watch.unit + 1, .norm = n.watch.norm };
+        squares = n.watch.squares;
+    } else if (decided->cause == DECIDE_CAUSE_NONE) {
+        return SHD_OK;
+    }
+    if (m->local->parts != NULL && n.cause.unit > 0)
+        name_group(m, n.infinite, squares, &n.cause);
+    decided->decision.cause = n.cause;
     return SHD_OK;
 }
 
@@ -639,8 +681,7 @@ static int decide_local(struct shd_model *m, const struct decide_args *asked,
     guard_limits_back(&limits, GUARD_BACK_STOPS); /* no snapshots are kept here */
     args.guard = &limits;
     r = decide(&args, ret_decided, e);
-    return r == SHD_OK && ret_decided->cause != DECIDE_CAUSE_NONE ? name_cause(m, ret_decided, e)
-                                                                  : r;
+    return r == SHD_OK ? name_cause(m, &limits, ret_decided, e) : r;
 }
 
 static struct history_row decided_row(const struct decided *decided, uint64_t step)

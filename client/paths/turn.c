@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "client/paths/cause.h"
+#include "client/paths/watch.h"
 #include "proto/base/check.h"
 #include "proto/spec/guard.h"
 #include "proto/spec/settings.h"
@@ -36,7 +37,8 @@ struct turn {
     struct turn_owner *owner;       /* [owners], behind the turn */
     struct wire_prepared *prepared; /* [owners], behind that */
     struct cause *cause;            /* behind that; while naming */
-    double squares;                 /* of the unit that is found */
+    struct watch watch;
+    double squares; /* of the unit that is found */
 };
 
 static uint64_t aligned(uint64_t bytes)
@@ -171,7 +173,9 @@ static int derive(struct turn *t, struct shd_err *e)
     const int r = decide(&t->update.args, &t->decided, e);
     if (r != SHD_OK)
         return r;
-    const bool named = t->update.units > 0 && t->decided.cause != DECIDE_CAUSE_NONE;
+    const bool watches = t->update.watched != NULL && !any_record(t);
+    const bool named = t->update.units > 0 && (watches || t->decided.cause != DECIDE_CAUSE_NONE);
+    watch_begin(&t->watch, watches && !is_infinite(t) ? t->update.watched : NULL);
     t->naming = named ? NAMING_UNITS : NAMING_NOT;
     if (named)
         cause_begin(t->cause, t->update.units, /* groups= */ false, is_infinite(t));
@@ -185,16 +189,37 @@ static void end_naming(struct turn *t)
     enter(t, TURN_COMMITTING);
 }
 
-/* The unit is known. */
-static void take_unit(struct turn *t)
+static double norm_of(const struct turn *t, double squares)
 {
     const struct decision *d = &t->decided.decision;
     const double count = d->divisor > 0 ? d->divisor : t->update.args.micro_batches;
-    struct decision_cause *cause = &t->decided.decision.cause;
-    t->squares = fixsum_value(&t->cause->largest);
-    cause->unit = t->cause->found;
+    return sqrt(squares) / count / d->loss_scale;
+}
+
+/* All owners have told the page. */
+static void watch_page(struct turn *t)
+{
+    const struct cause *c = t->cause;
+    const bool units = t->naming == NAMING_UNITS && t->watch.watched != NULL;
+    for (uint32_t i = 0; units && i < WIRE_UNIT_SUMS_MAX && c->first + i < c->count; i++) {
+        const double squares = fixsum_value(&c->sums[i]);
+        watch_unit(&t->watch, &t->guard, c->first + i, norm_of(t, squares), squares);
+    }
+}
+
+/* The unit is known, and whether the step is skipped for one. */
+static void take_unit(struct turn *t)
+{
+    struct decision *d = &t->decided.decision;
+    const bool by_unit = t->watch.watched != NULL && watch_end(&t->watch, &t->guard, d);
+    struct decision_cause *cause = &d->cause;
+    t->squares = by_unit ? t->watch.squares : fixsum_value(&t->cause->largest);
+    if (by_unit)
+        cause->unit = t->watch.unit + 1;
+    else if (t->decided.cause != DECIDE_CAUSE_NONE)
+        cause->unit = t->cause->found;
     if (cause->unit > 0)
-        cause->norm = is_infinite(t) ? (double)INFINITY : sqrt(t->squares) / count / d->loss_scale;
+        cause->norm = is_infinite(t) ? (double)INFINITY : norm_of(t, t->squares);
     if (cause->unit == 0 || t->update.groups == 0) {
         end_naming(t);
         return;
@@ -217,6 +242,11 @@ static void take_group(struct turn *t)
 static int name(struct turn *t, uint32_t owner, const struct wire_prepared *prepared,
                 struct shd_err *e)
 {
+    if (prepared->unit_sums_from == 0 && t->watch.watched != NULL && t->naming == NAMING_UNITS)
+        return err_set(e, SHD_ENOTSUP,
+                       "owner %" PRIu32 " does not tell the norms of its units, which the guard "
+                       "has rules of: it is of an older version",
+                       owner);
     if (prepared->unit_sums_from == 0) { /* it does not know */
         end_naming(t);
         return SHD_OK;
@@ -230,6 +260,7 @@ static int name(struct turn *t, uint32_t owner, const struct wire_prepared *prep
     take_in(t, owner);
     if (t->missing > 0)
         return SHD_OK;
+    watch_page(t);
     if (cause_next(t->cause))
         enter(t, TURN_PREPARING);
     else if (t->naming == NAMING_UNITS)

@@ -46,8 +46,9 @@ struct turn *turn_init(void *memory, uint32_t owners);
 struct turn_update {
     struct decide_args args; /* without prepared and owners: the turn's own */
     bool recorded_only;      /* derive nothing: some owner must have the decision on record */
-    uint32_t units;  /* of the model: where a step is skipped, find out by which; 0: do not */
-    uint32_t groups; /* likewise, of the step: of a model with guard_audit; else 0 */
+    uint32_t units; /* of the model: where a step is skipped, find out by which; 0: do not */
+    const uint8_t *watched; /* [units]: as in struct guard; borrowed; NULL: no rule is of units */
+    uint32_t groups;        /* likewise, of the step: of a model with guard_audit; else 0 */
 };
 
 /* Forget what was and begin with this step. */

@@ -1,7 +1,7 @@
 /* The guard of a model: rules by which a step whose gradient or loss is far from what it was is
  * skipped, as one whose gradients are not finite is: it counts, and no value changes.
  *
- *     norm_above X          norm > X
+ *     norm_above X          norm > X; with `units` that of any one of them
  *     norm_zscore Z         norm > mean + Z sigma, of the norms of the last `window` steps that
  * count loss_zscore Z         loss > mean + Z sigma, of their losses
  *
@@ -27,12 +27,14 @@ struct shd_err;
 #define GUARD_WINDOW_MIN     4u
 #define GUARD_WINDOW_MAX     1024u
 #define GUARD_WINDOW_DEFAULT 100u
+#define GUARD_UNITS_BYTES    256u /* of a rule's patterns, with NUL */
 
 enum guard_what { /* crosses processes, and lies in ledgers: as in enum shd_guard */
                   GUARD_NONE,
                   GUARD_NORM_ABOVE,
                   GUARD_NORM_ZSCORE,
                   GUARD_LOSS_ZSCORE,
+                  GUARD_UNIT_ABOVE, /* norm_above with units: of each one's own norm */
                   GUARD_WHAT_END
 };
 
@@ -42,14 +44,17 @@ struct guard_rule {
     bool rewind;      /* with stop: or until the model has gone back to a snapshot */
     double threshold; /* X or Z: finite, > 0 */
     uint32_t window;  /* of a z-score; else 0 */
+    char units[GUARD_UNITS_BYTES]; /* patterns with a space between them; "": not of units */
 };
 
 struct guard {
     uint32_t count; /* 0: no guard */
     struct guard_rule rules[GUARD_RULES_MAX];
+    uint8_t *watched; /* owned, [units of the spec]: bit i: rule i looks at it; NULL: none does */
 };
 
-/* "norm_above"; "?" for what is none. */
+/* "norm_above"; "?" for what is none. That of a rule of units is "unit_norm_above", where it is
+ * told what skipped a step; in a spec it has the field of the other. */
 const char *guard_name(uint32_t what);
 
 /* "skip", "stop", "rewind". */
@@ -86,8 +91,8 @@ struct guard_step {
     bool has_loss;
 };
 
-/* The first rule that the step is beyond; what == 0: none. A loss that is NaN is beyond any limit.
- */
+/* The first rule that the step is beyond, but for those of units (client/paths/watch.h); what == 0:
+ * none. A loss that is NaN is beyond any limit. */
 struct decision_guard guard_judge(const struct guard_limits *limits, const struct guard_step *step);
 
 /* Is it one that a decision can have, which skips or not? */

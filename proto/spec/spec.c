@@ -48,6 +48,8 @@ void spec_free(struct spec *spec)
     for (uint32_t i = 0; spec->tensors != NULL && i < spec->tensor_count; i++)
         free(spec->tensors[i].name);
     free(spec->groups);
+    if (spec->guard != NULL)
+        free(spec->guard->watched);
     free(spec->guard);
     free(spec->units);
     free(spec->tensors);
@@ -267,6 +269,7 @@ static void compare_guard(struct comparison *c, const struct guard *open, const 
         same_text(c, guard_name(o->what), guard_name(a->what), "guard[%" PRIu32 "]'s rule", i);
         same_real(c, o->threshold, a->threshold, "guard[%" PRIu32 "].%s", i, guard_name(o->what));
         same_u64(c, o->window, a->window, "guard[%" PRIu32 "].window", i);
+        same_text(c, o->units, a->units, "guard[%" PRIu32 "].units", i);
         same_text(c, guard_action(o), guard_action(a), "guard[%" PRIu32 "].action", i);
     }
 }

@@ -2,13 +2,20 @@
 #include "proto/spec/spec_guard.h"
 
 #include <float.h>
+#include <fnmatch.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/spec/guard.h"
+#include "proto/spec/spec.h"
 #include "proto/spec/spec_node.h"
 #include "proto/spec/spec_optimizer.h"
+
+/* Kinds of rules that a spec has fields for. */
+#define FIELDS_END (GUARD_LOSS_ZSCORE + 1)
 
 static int parse_action(const struct node *n, struct guard_rule *rule, struct shd_err *e)
 {
@@ -27,7 +34,7 @@ static int parse_action(const struct node *n, struct guard_rule *rule, struct sh
 /* The one threshold that a rule has says what it is. */
 static int parse_what(const struct node *n, struct guard_rule *rule, struct shd_err *e)
 {
-    for (uint32_t what = GUARD_NONE + 1; what < GUARD_WHAT_END; what++) {
+    for (uint32_t what = GUARD_NONE + 1; what < FIELDS_END; what++) {
         const struct node threshold = node_field(n, guard_name(what));
         if (threshold.json == NULL)
             continue;
@@ -46,11 +53,51 @@ static int parse_what(const struct node *n, struct guard_rule *rule, struct shd_
                    node_path(n).text);
 }
 
+static int add_pattern(const struct node *n, struct guard_rule *rule, struct shd_err *e)
+{
+    const size_t at = strlen(rule->units);
+    const char *pattern;
+    const int r = node_text(n, &pattern, e);
+    if (r != SHD_OK)
+        return r;
+    if (*pattern == '\0' || strpbrk(pattern, " \t\n") != NULL)
+        return err_set(e, SHD_EINVAL,
+                       "%s is '%.40s': a name of units, with * and ? for what differs",
+                       node_path(n).text, pattern);
+    if (at + strlen(pattern) + 2 > sizeof rule->units)
+        return err_set(e, SHD_ERANGE, "%s: patterns of a rule have at most %zu characters together",
+                       node_path(n).text, sizeof rule->units - 2);
+    snprintf(rule->units + at, sizeof rule->units - at, "%s%s", at > 0 ? " " : "", pattern);
+    return SHD_OK;
+}
+
+/* "h.*", or several in a list. */
+static int parse_rule_units(const struct node *n, struct guard_rule *rule, struct shd_err *e)
+{
+    uint32_t count = 0;
+    if (n->json == NULL)
+        return SHD_OK;
+    if (rule->what == GUARD_NORM_ZSCORE)
+        return err_set(e, SHD_ENOTSUP,
+                       "%s with norm_zscore: not in this version, take norm_above for units",
+                       node_path(n).text);
+    if (rule->what != GUARD_NORM_ABOVE)
+        return err_set(e, SHD_EINVAL, "%s: a loss is of no unit", node_path(n).text);
+    rule->what = GUARD_UNIT_ABOVE;
+    if (n->json->kind != TEXT_ARRAY)
+        return add_pattern(n, rule, e);
+    int r = node_array(n, 1, UINT16_MAX, &count, e);
+    struct node item = r == SHD_OK ? node_item(n, 0) : *n;
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++, item = node_next(&item))
+        r = add_pattern(&item, rule, e);
+    return r;
+}
+
 static int parse_rule(const struct node *n, struct guard_rule *rule, struct shd_err *e)
 {
-    const char *known[GUARD_WHAT_END + 1] = { "window", "action" };
-    for (uint32_t what = GUARD_NONE + 1; what < GUARD_WHAT_END; what++)
-        known[what + 1] = guard_name(what);
+    const char *known[FIELDS_END + 2] = { "window", "action", "units" };
+    for (uint32_t what = GUARD_NONE + 1; what < FIELDS_END; what++)
+        known[what + 2] = guard_name(what);
     int r = node_object(n, known, ARRAY_SIZE(known), e);
     if (r == SHD_OK)
         r = parse_what(n, rule, e);
@@ -64,6 +111,9 @@ static int parse_rule(const struct node *n, struct guard_rule *rule, struct shd_
     if (window.json != NULL)
         r = node_u64(&window, GUARD_WINDOW_MIN, GUARD_WINDOW_MAX, &steps, e);
     rule->window = (uint32_t)steps;
+    const struct node units = node_field(n, "units");
+    if (r == SHD_OK)
+        r = parse_rule_units(&units, rule, e);
     return r == SHD_OK ? parse_action(&action, rule, e) : r;
 }
 
@@ -87,14 +137,68 @@ int spec_guard_parse(struct guard **ret_guard, const struct node *n, struct shd_
     return SHD_OK;
 }
 
+static bool matches(const char *patterns, const char *name)
+{
+    char all[GUARD_UNITS_BYTES], *rest = all;
+    memcpy(all, patterns, sizeof all);
+    for (const char *one; (one = strsep(&rest, " ")) != NULL;)
+        if (fnmatch(one, name, 0) == 0)
+            return true;
+    return false;
+}
+
+int spec_guard_units(struct spec *spec, struct shd_err *e)
+{
+    struct guard *guard = spec->guard;
+    bool any = false;
+    for (uint32_t i = 0; guard != NULL && i < guard->count; i++)
+        any = any || guard->rules[i].units[0] != '\0';
+    if (!any)
+        return SHD_OK;
+    guard->watched = sys_calloc(spec->unit_count, 1);
+    if (guard->watched == NULL)
+        return node_no_memory(e);
+    for (uint32_t i = 0; i < guard->count; i++) {
+        uint32_t found = 0;
+        const char *patterns = guard->rules[i].units;
+        for (uint32_t u = 0; patterns[0] != '\0' && u < spec->unit_count; u++) {
+            const struct spec_unit *unit = &spec->units[u];
+            if (unit->frozen || unit->mean || !matches(patterns, unit->name))
+                continue;
+            guard->watched[u] |= (uint8_t)(1u << i);
+            found++;
+        }
+        if (patterns[0] != '\0' && found == 0)
+            return err_set(e, SHD_EINVAL,
+                           "guard[%" PRIu32 "].units '%.80s' is no unit with a gradient; there is "
+                           "'%.80s'",
+                           i, patterns, spec->units[0].name);
+    }
+    return SHD_OK;
+}
+
+static json_t *patterns_json(const char *patterns)
+{
+    char all[GUARD_UNITS_BYTES], *rest = all;
+    json_t *list = json_array();
+    memcpy(all, patterns, sizeof all);
+    for (const char *one; (one = strsep(&rest, " ")) != NULL;)
+        json_array_append_new(list, json_string(one));
+    return list;
+}
+
 json_t *spec_guard_json(const struct guard *guard)
 {
     json_t *array = json_array();
     for (uint32_t i = 0; array != NULL && i < guard->count; i++) {
         const struct guard_rule *rule = &guard->rules[i];
-        json_t *o = json_pack("{s:f}", guard_name(rule->what), rule->threshold);
+        const enum guard_what field = rule->what == GUARD_UNIT_ABOVE ? GUARD_NORM_ABOVE
+                                                                     : rule->what;
+        json_t *o = json_pack("{s:f}", guard_name(field), rule->threshold);
         if (rule->window > 0)
             o = spec_json_with(o, "window", json_integer((json_int_t)rule->window));
+        if (rule->units[0] != '\0')
+            o = spec_json_with(o, "units", patterns_json(rule->units));
         o = spec_json_with(o, "action", json_string(guard_action(rule)));
         if (json_array_append_new(array, o) != 0) {
             json_decref(array);

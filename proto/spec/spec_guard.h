@@ -8,11 +8,15 @@
 
 struct guard;
 struct node;
+struct spec;
 
 /* n: [{"norm_zscore": 6, "window": 100, "action": "stop"}, ...]; absent: NULL. The caller's to
  * free.
  */
 int spec_guard_parse(struct guard **ret_guard, const struct node *n, struct shd_err *e);
+
+/* Once units are known: those that rules are of. Errors: SHD_EINVAL a rule is of none. */
+int spec_guard_units(struct spec *spec, struct shd_err *e);
 
 /* NULL: no memory. */
 json_t *spec_guard_json(const struct guard *guard);

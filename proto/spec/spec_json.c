@@ -565,6 +565,8 @@ static int parse_root(struct parser *p, const struct node *root)
     if (r == SHD_OK)
         r = parse_units(p, &units);
     if (r == SHD_OK)
+        r = spec_guard_units(s, p->e);
+    if (r == SHD_OK)
         r = check_accumulate(p);
     if (r == SHD_OK)
         r = parse_audit(p, root);

@@ -226,7 +226,8 @@ static struct wire_prepared prepared_of(const struct sim *s, uint64_t step, uint
 
 /* Norms are all over the place: a rule that many steps are beyond. */
 const struct guard sim_guard = {
-    1, { { .what = GUARD_NORM_ZSCORE, .threshold = 0.75, .window = GUARD_WINDOW_MIN } }
+    .count = 1,
+    .rules = { { .what = GUARD_NORM_ZSCORE, .threshold = 0.75, .window = GUARD_WINDOW_MIN } }
 };
 
 /* which: of settings, as sim_settings(). */

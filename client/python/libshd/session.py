@@ -69,7 +69,7 @@ class Result(NamedTuple):
     guard_step: int = -1  # rewound: the step that its guard went back for; -1: somebody did (rewind())
 
 
-_GUARDS = ('', 'norm_above', 'norm_zscore', 'loss_zscore')
+_GUARDS = ('', 'norm_above', 'norm_zscore', 'loss_zscore', 'unit_norm_above')
 
 
 class _Interrupts:

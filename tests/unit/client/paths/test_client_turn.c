@@ -6,6 +6,7 @@
 
 #include "client/paths/decide.h"
 #include "client/paths/turn.h"
+#include "client/paths/watch.h"
 #include "proto/base/check.h"
 #include "proto/spec/guard.h"
 #include "tests/lib/test.h"
@@ -371,6 +372,73 @@ TEST(a_cause_that_is_not_known_holds_nobody_up)
             EXPECT_EQ(turn_decision(t)->cause.unit, recorded == 1 ? 4 : 0);
             EXPECT(turn_decision(t)->skip && turn_decision(t)->lr == (recorded == 1 ? 9 : 1));
         }
+}
+
+/* The first rule that is exceeded counts; of its units the one that is above the limit by most. */
+TEST(rules_of_units_are_judged_with_the_others_in_their_order)
+{
+    static const uint8_t watched[4] = { 0x2, 0x6, 0x0, 0x4 }; /* rules 1 and 2 */
+    static const struct {
+        double norms[4], whole; /* whole: that rule 0 has found, 0: nothing */
+        uint32_t what, unit;
+        double value;
+    } cases[] = {
+        { { 5, 5, 999, 7 }, 0, GUARD_NONE, 0, 0 },
+        { { 6, 9, 999, 70 }, 0, GUARD_UNIT_ABOVE, 1, 9 },  /* rule 1, its second unit */
+        { { 9, 9, 999, 70 }, 0, GUARD_UNIT_ABOVE, 0, 9 },  /* the first of equals */
+        { { 5, 5, 999, 70 }, 0, GUARD_UNIT_ABOVE, 3, 70 }, /* rule 2 alone */
+        { { 6, 9, 999, 70 }, 11, GUARD_NORM_ABOVE, 0, 11 },
+    };
+    const struct guard_limits limits = { .count = 9,
+                                         .numbers = { GUARD_NORM_ABOVE, 0, 10, GUARD_UNIT_ABOVE, 1,
+                                                      5, GUARD_UNIT_ABOVE, 2, 7 } };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct decision d = { .scale = 3 };
+        struct watch w;
+        watch_begin(&w, watched);
+        if (cases[i].whole > 0)
+            d = (struct decision){
+                .skip = true,
+                .guard = { .what = GUARD_NORM_ABOVE, .value = cases[i].whole, .bound = 10 }
+            };
+        for (uint32_t u = 0; u < 4; u++)
+            watch_unit(&w, &limits, u, cases[i].norms[u], cases[i].norms[u] * 2);
+        const bool by_unit = cases[i].what == GUARD_UNIT_ABOVE;
+        EXPECT_EQ(watch_end(&w, &limits, &d), by_unit);
+        EXPECT(d.guard.what == cases[i].what && d.guard.value == cases[i].value);
+        EXPECT_EQ(d.skip, cases[i].what != GUARD_NONE);
+        if (by_unit)
+            EXPECT(w.unit == cases[i].unit && w.squares == 2 * cases[i].value && d.scale == 0);
+        EXPECT_EQ(d.guard.stop, by_unit);
+        EXPECT_EQ(d.guard.rewind, by_unit && cases[i].unit == 3);
+    }
+    struct decision none = { .skip = true }; /* nothing to divide by: no norm is one */
+    struct watch w;
+    watch_begin(&w, watched);
+    watch_unit(&w, &limits, 0, 99, 1);
+    EXPECT(!watch_end(&w, &limits, &none));
+}
+
+/* An owner that cannot say would have steps counted that a rule skips. */
+TEST(an_owner_that_does_not_tell_what_a_rule_is_of_ends_the_turn)
+{
+    static struct memory memory;
+    static const uint8_t watched[MANY];
+    struct unit_owner owners[2] = { OWNER(0, 280, true), OWNER(1, 280, true) };
+    struct turn_update update = naming_update();
+    struct turn *t = turn_in(&memory, 2);
+    struct shd_err e = { 0 };
+    update.watched = watched;
+    turn_begin(t, 0, &update);
+    EXPECT_EQ(run_units(t, owners, 2), 2);
+    EXPECT_EQ(turn_unit_sums(t), 1); /* of a step that counts, too */
+    struct wire_prepared p = prepare_units(&owners[0], 0);
+    EXPECT_STATUS(turn_prepared(t, 0, &p, &e), SHD_ENOTSUP);
+    EXPECT_HAS(e.text, "owner 0 does not tell the norms of its units");
+    turn_begin(t, 0, &update);
+    EXPECT_EQ(run_units(t, owners, UINT32_MAX), 2 + 3 * 2);
+    EXPECT(turn_state(t) == TURN_COMMITTING && !turn_decision(t)->skip);
+    EXPECT_EQ(turn_decision(t)->cause.unit, 0);
 }
 
 TEST(sums_that_are_none_end_the_turn)

@@ -20,12 +20,14 @@ struct plant { /* ctx of a step */
     uint32_t unit, micro;
     float by; /* infinite: one of its elements is */
     bool audit;
+    const char *rule; /* NULL: of the whole norm */
 };
 
 static const char *spec(const struct plant *p)
 {
     static char json[5000];
-    snprintf(json, sizeof json, "{ \"guard\": [{\"norm_above\": 1000}], %s%s",
+    snprintf(json, sizeof json, "{ \"guard\": [%s], %s%s",
+             p->rule != NULL ? p->rule : "{\"norm_above\": 1000}",
              p->audit ? "\"guard_audit\": true, " : "", toy_spec("f32", TOY_ADAMW) + 1);
     return json;
 }
@@ -75,7 +77,12 @@ static void expect_cause(const struct shd_result *r, const struct plant *p, stru
     EXPECT(r->cause_norm == (bad ? want.norm : 0));
     EXPECT_EQ(r->cause_micro, bad && want.share > 0 ? p->micro + 1 : 0);
     EXPECT(r->cause_share == (bad ? want.share : 0));
-    EXPECT_EQ(r->guard, bad && !isinf(p->by) ? SHD_GUARD_NORM_ABOVE : SHD_GUARD_NONE);
+    EXPECT_EQ(r->guard, !bad || isinf(p->by) ? SHD_GUARD_NONE
+                        : p->rule != NULL    ? SHD_GUARD_UNIT_ABOVE
+                                             : SHD_GUARD_NORM_ABOVE);
+    if (bad && p->rule != NULL)
+        EXPECT(r->guard_value == want.norm && r->guard_bound > 0 &&
+               r->guard_value > r->guard_bound);
 }
 
 static void expect_rows(shd_model *m, const struct plant *p, struct named want)
@@ -111,7 +118,7 @@ static struct named local_names(const struct plant *p)
         if (result.step == BAD)
             want = (struct named){ .norm = result.cause_norm, .share = result.cause_share };
         expect_cause(&result, p, want);
-        if (result.step == BAD && !isinf(p->by)) /* nearly all of it is the unit's */
+        if (result.step == BAD && !isinf(p->by) && p->rule == NULL) /* nearly all is the unit's */
             EXPECT(want.norm > 0.9 * result.grad_norm && want.norm <= result.grad_norm);
     }
     EXPECT(p->audit ? want.share > 0.9 && want.share < 1.1 : want.share == 0);
@@ -176,6 +183,26 @@ TEST(the_planted_micro_batch_and_its_worker_are_named)
             .unit = micro, .micro = micro, .audit = true, .by = micro % 2 == 1 ? 1e6f : INFINITY
         };
         const struct named want = local_names(&p);
+        for (int owners = 1; owners <= 3; owners++)
+            train_with(owners, owners != 2, &p, want);
+    }
+}
+
+/* Unit h1 has three elements: what is planted in it is little beside the norm of all others, and
+ * only a rule of its own sees it. */
+TEST(a_rule_of_units_sees_what_the_whole_norm_does_not)
+{
+    static const char *const rules[] = {
+        "{\"norm_above\": 8, \"units\": \"h1\"}",
+        "{\"norm_above\": 1000}, {\"norm_above\": 8, \"units\": [\"h1\", \"x\"]}",
+        "{\"norm_above\": 90, \"units\": \"h*\"}, {\"norm_above\": 8, \"units\": \"h1\"}",
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(rules); i++) {
+        const struct plant p = {
+            .unit = 2, .micro = 3, .by = 100, .audit = i == 1, .rule = rules[i]
+        };
+        const struct named want = local_names(&p);
+        EXPECT(want.norm > 8 && want.norm < 100);
         for (int owners = 1; owners <= 3; owners++)
             train_with(owners, owners != 2, &p, want);
     }

@@ -652,7 +652,10 @@ TEST(what_was_given_up_is_told_by_its_attempt)
 
 /* -- A guard that goes back -------------------------------------------------------------------- */
 
-static const struct guard going_back = { 1, { { GUARD_NORM_ABOVE, true, true, 10, 0 } } };
+static const struct guard going_back = {
+    .count = 1,
+    .rules = { { .what = GUARD_NORM_ABOVE, .stop = true, .rewind = true, .threshold = 10 } }
+};
 
 struct kept_step { /* to go back to */
     struct rewind_record record;

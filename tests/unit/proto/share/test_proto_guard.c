@@ -34,10 +34,22 @@ static double limit_at(const struct guard *guard, uint64_t commits, uint32_t rul
     return limits.numbers[rule * 3 + 2];
 }
 
-static const struct guard three = { 3,
-                                    { { GUARD_NORM_ABOVE, false, false, 10, 0 },
-                                      { GUARD_NORM_ZSCORE, true, false, 2, 4 },
-                                      { GUARD_LOSS_ZSCORE, false, false, 3, 4 } } };
+static const struct guard three = { .count = 3,
+                                    .rules = { { .what = GUARD_NORM_ABOVE,
+                                                 .stop = false,
+                                                 .rewind = false,
+                                                 .threshold = 10,
+                                                 .window = 0 },
+                                               { .what = GUARD_NORM_ZSCORE,
+                                                 .stop = true,
+                                                 .rewind = false,
+                                                 .threshold = 2,
+                                                 .window = 4 },
+                                               { .what = GUARD_LOSS_ZSCORE,
+                                                 .stop = false,
+                                                 .rewind = false,
+                                                 .threshold = 3,
+                                                 .window = 4 } } };
 
 /* 1, 2, 3, 6: mean 3, squares 4 + 1 + 0 + 9 = 14. */
 TEST(limits_are_mean_and_sigma_of_the_window)
@@ -123,7 +135,7 @@ TEST(limits_of_a_message_are_looked_at)
 {
     static const double good[] = { 1, 0, 10, 2, 1, INFINITY };
     static const double bad[][3] = {
-        { 0, 0, 1 },   { 4, 0, 1 },   { 1.5, 0, 1 }, { 1, 3, 1 },
+        { 0, 0, 1 },   { 5, 0, 1 },   { 1.5, 0, 1 }, { 1, 3, 1 },
         { 1, NAN, 1 }, { NAN, 0, 1 }, { 1, 0, NAN },
     };
     struct guard_limits limits = { .count = 77 };
@@ -204,9 +216,17 @@ TEST(spec_has_the_rules_and_writes_them)
 
 TEST(what_goes_back_does_so_skips_or_stops)
 {
-    const struct guard guard = {
-        2, { { GUARD_NORM_ABOVE, true, true, 10, 0 }, { GUARD_NORM_ABOVE, true, false, 5, 0 } }
-    };
+    const struct guard guard = { .count = 2,
+                                 .rules = { { .what = GUARD_NORM_ABOVE,
+                                              .stop = true,
+                                              .rewind = true,
+                                              .threshold = 10,
+                                              .window = 0 },
+                                            { .what = GUARD_NORM_ABOVE,
+                                              .stop = true,
+                                              .rewind = false,
+                                              .threshold = 5,
+                                              .window = 0 } } };
     static const struct {
         enum guard_back back;
         bool stop, rewind;
@@ -352,6 +372,18 @@ TEST(rules_that_are_none_are_named)
         { "[{\"norm_above\":1},{\"norm_zscore\":1,\"action\":\"rewindd\"}]",
           "guard[1].action is 'rewindd', must be skip, stop or rewind", SHD_EINVAL },
         { "[{\"norm_abov\":1}]", "norm_abov", SHD_EINVAL },
+        { "[{\"unit_norm_above\":1}]", "unit_norm_above", SHD_EINVAL },
+        { "[{\"norm_above\":1,\"units\":\"x*\"}]", "guard[0].units 'x*' is no unit with a gradient",
+          SHD_EINVAL },
+        { "[{\"norm_above\":1,\"units\":\"\"}]", "guard[0].units is ''", SHD_EINVAL },
+        { "[{\"norm_above\":1,\"units\":\"a b\"}]", "guard[0].units is 'a b'", SHD_EINVAL },
+        { "[{\"norm_above\":1,\"units\":[]}]", "guard[0].units has 0 entries", SHD_ERANGE },
+        { "[{\"norm_above\":1,\"units\":[7]}]", "guard[0].units[0]", SHD_EINVAL },
+        { "[{\"norm_above\":1,\"units\":7}]", "guard[0].units", SHD_EINVAL },
+        { "[{\"norm_zscore\":1,\"units\":\"u\"}]", "guard[0].units with norm_zscore: not in this",
+          SHD_ENOTSUP },
+        { "[{\"loss_zscore\":1,\"units\":\"u\"}]", "guard[0].units: a loss is of no unit",
+          SHD_EINVAL },
     };
     for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
         char text[600];
