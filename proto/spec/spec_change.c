@@ -49,6 +49,17 @@ static bool is_field(const char *key)
     return false;
 }
 
+/* What is a field as well is one: it may be what a model is laid out by. key: may go on with '='.
+ */
+static bool is_setting(const char *key)
+{
+    const size_t bytes = strcspn(key, ".=");
+    for (size_t i = 0; i < ARRAY_SIZE(fields); i++)
+        if (strlen(fields[i]) == bytes && memcmp(fields[i], key, bytes) == 0)
+            return false;
+    return settings_has_key(key);
+}
+
 static int check_field(const char *key, struct shd_err *e)
 {
     const char *names[ARRAY_SIZE(fields) + SETTINGS_KEYS_MAX];
@@ -93,7 +104,7 @@ static int put_field(struct change *c, const char *key, json_t *value, struct sh
  * group's name may have some. */
 static const char *word_end(const char *at)
 {
-    if (settings_has_key(at))
+    if (is_setting(at))
         return at + strcspn(at, space);
     uint32_t depth = 0;
     bool quoted = false, value = false;
@@ -124,7 +135,7 @@ static int take_word(struct change *c, const char *word, size_t bytes, struct sh
                        KEY_BYTES_MAX - 1);
     memcpy(key, word, key_bytes);
     key[key_bytes] = '\0';
-    if (settings_has_key(key)) {
+    if (is_setting(key)) {
         const size_t used = strlen(c->words);
         memcpy(c->words + used, word, bytes);
         c->words[used + bytes] = ' '; /* the buffer is of zeros, and longer than the text */
@@ -171,9 +182,9 @@ static int take_object(struct change *c, const char *text, struct shd_err *e)
     }
     json_object_foreach(root, key, value)
     {
-        if (r == SHD_OK && settings_has_key(key) && json_object_set(c->settings, key, value) != 0)
+        if (r == SHD_OK && is_setting(key) && json_object_set(c->settings, key, value) != 0)
             r = err_set(e, SHD_ENOMEM, "no memory for what a fork is to have");
-        else if (r == SHD_OK && !settings_has_key(key))
+        else if (r == SHD_OK && !is_setting(key))
             r = put_field(c, key, json_incref(value), e);
     }
     json_decref(root);
