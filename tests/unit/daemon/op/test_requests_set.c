@@ -1,4 +1,5 @@
-/* SET as no well-behaved client sends it, and clients of builds that know no settings. */
+/* SET and FORK as no well-behaved client sends them, and clients of builds that know no settings.
+ */
 #include <string.h>
 
 #include "proto/base/check.h"
@@ -127,6 +128,69 @@ TEST(older_builds_are_not_given_a_step_without_its_settings)
     EXPECT_HAS(reply.text, "has settings, which the library that saves it does not know of");
     raw_close(&old);
     trainer_stop(0);
+}
+
+/* -- FORK ---------------------------------------------------------------------------------------
+ */
+
+static int fork_twin(struct raw *r, const struct wire_fork *fork, struct wire_reply *reply)
+{
+    return raw_ask(r, (struct wire_request){ .type = WIRE_FORK, .fork = *fork }, reply);
+}
+
+/* Of steps that there are not, and with settings that are none: nothing is forked, and what is
+ * right is forked after all. */
+TEST(bad_forks_are_refused_and_a_good_one_is_made_by_the_same_session)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    char json[sizeof spec_json];
+    double numbers[2 * NUMBERS];
+    trainer_start();
+    trainer_step();
+    enter(&r, WIRE_LEVEL, WIRE_TRAINER);
+    const uint32_t handle = raw_attach(&r, 0);
+    memcpy(json, spec_json, sizeof json);
+    strstr(json, "tiny")[0] = 'T';
+    struct wire_request begin = { .type = WIRE_CREATE,
+                                  .create = { .what = WIRE_CREATE_BEGIN,
+                                              .origin = 7,
+                                              .name = "Tiny",
+                                              .spec = { (const uint8_t *)json, sizeof json - 1 },
+                                              .owners = 1 } };
+    EXPECT_STATUS(raw_ask(&r, begin, &reply), SHD_OK);
+    struct wire_fork fork = { .origin = 7, .model = handle, .step = 0 };
+    EXPECT_STATUS(fork_twin(&r, &fork, &reply), SHD_ESTEP);
+    EXPECT_HAS(reply.text, "the open step is 1, and there is no snapshot of that");
+    fork.step = 1;
+    fork.origin = 8;
+    EXPECT_STATUS(fork_twin(&r, &fork, &reply), SHD_ENOENT);
+    fork.origin = 7;
+    clear(numbers);
+    numbers[1] = 0.5;
+    fork.settings = (struct wire_bytes){ (const uint8_t *)numbers, (NUMBERS - 1) * 8 };
+    EXPECT_STATUS(fork_twin(&r, &fork, &reply), SHD_EPROTO);
+    fork.settings.bytes = 9 * 8;
+    EXPECT_STATUS(fork_twin(&r, &fork, &reply), SHD_EINVAL);
+    fork.settings.bytes = NUMBERS * 8;
+    numbers[4] = 0.5; /* beta2, of SGD */
+    EXPECT_STATUS(fork_twin(&r, &fork, &reply), SHD_EINVAL);
+    EXPECT_HAS(reply.text, "its optimizer is sgd");
+    begin.create = (struct wire_create){
+        .what = WIRE_CREATE_FULL, .origin = 7, .name = "", .owners = 1
+    };
+    EXPECT_STATUS(raw_ask(&r, begin, &reply), SHD_EINVAL);
+    EXPECT_HAS(reply.text, "was not put");
+    numbers[4] = (double)NAN;
+    EXPECT_STATUS(fork_twin(&r, &fork, &reply), SHD_OK);
+    EXPECT_EQ(reply.forked.step, 1);
+    EXPECT_STATUS(fork_twin(&r, &fork, &reply), SHD_OK); /* once more, instead */
+    EXPECT_STATUS(raw_ask(&r, begin, &reply), SHD_OK);
+    EXPECT_EQ(reply.created.what, WIRE_CREATED_FULL);
+    EXPECT_STATUS(fork_twin(&r, &fork, &reply), SHD_ENOENT);
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(2);
 }
 
 TEST_MAIN()
