@@ -234,7 +234,7 @@ TEST(snapshots_go_to_their_files_and_back)
     }
 }
 
-/* A new file for each: none is written over what must be read for it first, and none piles up. */
+/* So many as are to be kept, and one for the next. */
 TEST(files_of_snapshots_that_are_given_up_go)
 {
     struct shd_err e = { 0 };
@@ -281,6 +281,10 @@ TEST(successor_goes_on_when_the_directory_is_gone)
     EXPECT_EQ(rmdir(dir), 0); /* nothing is in it to be seen */
     fixture_restart(&daemons, 0);
     train_long(m, 1);
+    const struct shown seen = shown(0); /* it knows them for files */
+    EXPECT_STR(seen.state_on, "file");
+    EXPECT(seen.snapshots == 0 && seen.snapshots_on_files > 0);
+    EXPECT((uint64_t)seen.state <= window_of(0, 1, &step));
     digest_of(m, got);
     EXPECT_STR(got, want);
     EXPECT_OK(shd_model_rewind(m, 1, &step, &e), &e);
