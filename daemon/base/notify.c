@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <systemd/sd-daemon.h>
 #include <uv.h>
 
+#include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
@@ -28,6 +30,7 @@ struct notify {
     float *scratch;     /* owned, the device's: written by the probe, read by nobody */
     bool probing;       /* the last one has not come back */
     uint64_t served;    /* completions of the device, at the last look */
+    uint64_t moved;     /* blocks of files, likewise */
     uint64_t status_ns; /* when STATUS= was sent last */
     int fd;             /* owned socket; -1: no manager */
 };
@@ -59,9 +62,22 @@ static void probed(struct task *task)
         tell(n, "WATCHDOG=1");
 }
 
+/* Blocks that this process has read, and has changed in files: a copy of a whole state to or from a
+ * disk is one operation, and may take longer than the watchdog waits. Where nothing of a model is
+ * on files there is no such operation, and what moves says nothing of the device. */
+static uint64_t blocks_moved(const struct daemon *d)
+{
+    struct rusage usage;
+    if (!keeper_on_file(d->keeper, KEEPER_STATE) && !keeper_on_file(d->keeper, KEEPER_SNAPSHOT))
+        return 0;
+    return getrusage(RUSAGE_SELF, &usage) == 0
+               ? (uint64_t)usage.ru_inblock + (uint64_t)usage.ru_oublock
+               : 0;
+}
+
 /* The probe passes the kernel queue behind what is in it. So the watchdog ends a daemon whose
  * compute threads are stuck as well as one whose loop is. A long queue is no stuck one: while the
- * probe is in it, each operation that ends counts as well. */
+ * probe is in it, each operation that ends counts as well, and what moves to and from files. */
 static void probe(uv_timer_t *timer)
 {
     struct daemon *d = timer->data;
@@ -73,10 +89,11 @@ static void probe(uv_timer_t *timer)
     log_flush(/* all= */ false);
     if (d->stopping)
         return;
-    const uint64_t served = task_queue_served(d->tasks);
-    if (n->probing && served != n->served)
+    const uint64_t served = task_queue_served(d->tasks), moved = blocks_moved(d);
+    if (n->probing && (served != n->served || moved != n->moved))
         tell(n, "WATCHDOG=1");
     n->served = served;
+    n->moved = moved;
     if (n->probing)
         return;
     task_init(&n->probe, d->tasks, probed);

@@ -122,8 +122,10 @@ TEST(successor_maps_what_its_predecessor_wrote)
 /* A descriptor of a file in dir, as it should be but for what the caller changes. */
 static int file_of(uint64_t bytes)
 {
-    const int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    CHECK(fd >= 0 && fallocate(fd, 0, 0, (off_t)bytes) == 0);
+    char path[128];
+    snprintf(path, sizeof path, "%s/file-XXXXXX", dir);
+    const int fd = mkostemp(path, O_CLOEXEC);
+    CHECK(fd >= 0 && unlink(path) == 0 && fallocate(fd, 0, 0, (off_t)bytes) == 0);
     return fd;
 }
 
