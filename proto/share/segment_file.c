@@ -110,13 +110,14 @@ static uint64_t free_bytes(int fd)
 
 static int no_room(struct shd_err *e, const char *dir, uint64_t bytes, uint64_t free, int code)
 {
+    if (code == EFBIG)
+        return err_set(e, SHD_ENOMEM, "%" PRIu64 " bytes are more than a file may have (ulimit -f)",
+                       bytes);
     return err_set(e, SHD_ENOMEM,
                    "%" PRIu64 " bytes (%" PRIu64 " MiB) are needed, %" PRIu64
                    " MiB are free in '%.150s'%s",
                    bytes, (bytes >> 20) + 1, free >> 20, dir,
-                   code == EDQUOT  ? ", and less within the quota"
-                   : code == EFBIG ? ", and the limit of a file's size is less (ulimit -f)"
-                                   : "");
+                   code == EDQUOT ? ", and less within the quota" : "");
 }
 
 /* On a file system that copies on write blocks that were taken are not those that are written. */
@@ -206,6 +207,8 @@ static int make_file(const char *dir, enum segment_kind kind, uint64_t bytes, in
     errno = saved;
     if (fd < 0 && (errno == ENOSPC || errno == EDQUOT))
         return no_room(e, dir, bytes, 0, errno);
+    if (fd < 0 && errno == ENOENT) /* although the directory is there */
+        return err_set(e, SHD_ENOTSUP, "no file can be made in '%.200s', whoever asks", dir);
     if (fd < 0)
         return dir_failed(e, dir, "make a file");
     int r = forbid_copies(fd, dir, e);
@@ -247,17 +250,17 @@ int segment_file_new(const char *dir, enum segment_kind kind, uint64_t bytes,
 
 int segment_home_check(const struct segment_home *home, bool *ret_volatile, struct shd_err *e)
 {
-    struct segment s;
     struct statfs fs;
+    int fd = -1;
     *ret_volatile = false;
     if (!home->file)
         return SHD_OK;
-    const int r = segment_file_new(home->dir, SEGMENT_STATE, TRY_BYTES, &s, e);
+    const int r = make_file(home->dir, SEGMENT_STATE, TRY_BYTES, &fd, e);
     if (r != SHD_OK)
         return r;
-    *ret_volatile = fstatfs(s.fd, &fs) == 0 &&
+    *ret_volatile = fstatfs(fd, &fs) == 0 &&
                     ((uint64_t)fs.f_type == TMPFS_MAGIC || (uint64_t)fs.f_type == RAMFS_MAGIC);
-    segment_close(&s);
+    close(fd);
     return SHD_OK;
 }
 

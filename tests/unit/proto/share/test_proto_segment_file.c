@@ -207,6 +207,7 @@ TEST(directories_that_will_not_do_are_named)
     expect_no_segment(path, PAGE, SHD_EINVAL, why);
     expect_no_segment("/proc/self/exe", PAGE, SHD_EINVAL, "'/proc/self/exe' is not a directory");
     expect_no_segment(dir, UINT64_C(1) << 63, SHD_ENOMEM, "the limit is 4611686018427387904");
+    expect_no_segment("/proc", PAGE, SHD_ENOTSUP, "no file can be made in '/proc', whoever asks");
     remove_dir();
 }
 
@@ -249,7 +250,7 @@ TEST(failed_system_calls_are_errors_and_leave_nothing)
         { SYS_OPEN, ENOSPC, SHD_ENOMEM, "are needed, 0 MiB are free" },
         { SYS_RESERVE, ENOSPC, SHD_ENOMEM, "8192 bytes (1 MiB) are needed" },
         { SYS_RESERVE, EDQUOT, SHD_ENOMEM, ", and less within the quota" },
-        { SYS_RESERVE, EFBIG, SHD_ENOMEM, "the limit of a file's size is less" },
+        { SYS_RESERVE, EFBIG, SHD_ENOMEM, "8192 bytes are more than a file may have (ulimit -f)" },
         { SYS_RESERVE, EOPNOTSUPP, SHD_ENOTSUP, "cannot take blocks beforehand" },
         { SYS_RESERVE, EIO, SHD_EIO, "take 8192 bytes in" },
         { SYS_MAP, ENOMEM, SHD_ENOMEM, "map segment of 8192 bytes" },

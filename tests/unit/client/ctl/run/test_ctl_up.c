@@ -219,8 +219,7 @@ TEST(homes_of_the_state_are_checked_by_shardctl_and_by_the_daemons)
     ctl(ARGS("up", "--max-restarts", "0", "--state", "file:/nonexistent/dir", "--runtime-dir",
              dir));
     EXPECT_EQ(run.code, 1);
-    EXPECT_HAS(run.err, "shardd: cpu0: --state: state segment of 4096 bytes on a file: directory "
-                        "'/nonexistent/dir' is not there");
+    EXPECT_HAS(run.err, "shardd: cpu0: --state: directory '/nonexistent/dir' is not there");
     expect_clean();
     ctl(ARGS("up", "--state", "file:/var/tmp", "--snapshots", "file:/var/tmp", "--runtime-dir",
              dir));
