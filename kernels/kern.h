@@ -150,9 +150,8 @@ struct kern_update {
     const struct kern_hyper *hypers;
     uint32_t hyper_count;
     struct kern_trail trail;
-    struct kern_ema ema; /* behind it, chunk by chunk: while the new param is in a cache */
-    struct kern_change
-        *change; /* if not NULL: written when done fires, of a device that measures */
+    struct kern_ema ema;        /* behind it, chunk by chunk: while the new param is in a cache */
+    struct kern_change *change; /* if not NULL: written when done fires */
 };
 
 /* SHA-256 of consecutive pieces of x: the first of head_elems elements (so that pieces end at
@@ -226,7 +225,6 @@ struct kern_ops {
      * accumulate the ones that are not changed in place, may be the host's. These return when it is
      * done; any thread, but not one that must not block. */
     enum segment_place place; /* of what is made here */
-    bool measures;            /* kern_update.change; else it is refused, SHD_ENOTSUP */
     uint8_t uuid[16];         /* of the device; zeros: the host */
     char product[64];         /* "NVIDIA H100 PCIe"; "": the host */
     /* As segment_new(), segment_map(), segment_close() (proto/share/segment.h), for this device's

@@ -232,8 +232,6 @@ static int check_update(const struct kern_update *a, const struct work_rules *ru
 {
     if (a->kind < 1 || a->kind > SPEC_MEAN)
         return err_set(e, SHD_EINVAL, "update: unknown optimizer %d", (int)a->kind);
-    if (a->change != NULL && !rules->measures)
-        return err_set(e, SHD_ENOTSUP, "update: this device does not measure what it comes to");
     int r = check_update_arrays(spec_optimizer_rows[a->kind].kind, a, rules, e);
     if (r == SHD_OK)
         r = check_ema(&a->ema, e);

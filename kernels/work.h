@@ -15,7 +15,6 @@ struct work_rules {
     size_t slice_align;  /* of the arrays of accumulate, sumsq and updates; 0: their dtype's */
     bool chunk_words;    /* a trail's chunk words are the caller's */
     uint32_t hypers_max; /* 0: any number */
-    bool measures;       /* what an update comes to */
 };
 
 struct work {

@@ -53,7 +53,7 @@ void model_unit_begin(struct model_unit *mu, const struct step_action *next)
     if (next->kind != STEP_DO_APPLY)
         return;
     mu->applied = take_gradient(mu, next);
-    if (!next->put && !next->skip && has_gradient(mu) && m->kern->ops->measures)
+    if (!next->put && !next->skip && has_gradient(mu))
         mu->change = norms_take_change(m->metrics->norms, next->step);
 }
 

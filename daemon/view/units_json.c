@@ -170,14 +170,12 @@ int units_json(const struct view_snapshot *s, const struct units_question *q, ch
         return r;
     const struct view_model *vm = w.vm;
     CHECK(vm != NULL);
-    const bool measures = strcmp(s->daemon.place, "cuda") != 0; /* kern_ops.measures */
-    json_t *root = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:o}", "model",
-                             vm->spec->name, "owner", (json_int_t)vm->owner, "owners",
-                             (json_int_t)vm->owners, "step", (json_int_t)vm->step, "kept",
-                             (json_int_t)norms_steps(vm->metrics.norms) - 1, "every",
-                             (json_int_t)(measures ? NORMS_EVERY : 0), "unit_count",
-                             (json_int_t)vm->spec->unit_count, "unit", (json_int_t)w.unit, "units",
-                             names_json(&w), "next", (json_int_t)w.end, "rows", rows_json(&w));
+    json_t *root = json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:o}", "model", vm->spec->name, "owner",
+        (json_int_t)vm->owner, "owners", (json_int_t)vm->owners, "step", (json_int_t)vm->step,
+        "kept", (json_int_t)norms_steps(vm->metrics.norms) - 1, "every", (json_int_t)NORMS_EVERY,
+        "unit_count", (json_int_t)vm->spec->unit_count, "unit", (json_int_t)w.unit, "units",
+        names_json(&w), "next", (json_int_t)w.end, "rows", rows_json(&w));
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
     free(w.cells);

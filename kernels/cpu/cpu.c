@@ -282,7 +282,7 @@ static const struct cpu_kind {
 static int cpu_op_init(struct cpu_op *queued, const struct kern_op *op, struct kern_done *done,
                        struct shd_err *e)
 {
-    static const struct work_rules rules = { .chunk_words = true, .measures = true };
+    static const struct work_rules rules = { .chunk_words = true };
     const int r = work_init(&queued->work, op, &rules, done, e);
     if (r != SHD_OK)
         return r;
@@ -428,7 +428,6 @@ static void cpu_free(struct kern *kern)
 
 /* A device's own has its instruction set's name. */
 static const struct kern_ops cpu_ops = {
-    .measures = true,
     .submit = cpu_submit,
     .run_here = cpu_run_here,
     .segment_new = cpu_segment_new,

@@ -115,6 +115,7 @@ struct cuda_sumsq { /* shd_sumsq */
     const float *x;
     uint64_t elems;
     double *block_sums;
+    const float *old; /* NULL; or [elems]: the squares are those of x - old in fp32 */
 };
 
 struct cuda_ema { /* shd_ema */

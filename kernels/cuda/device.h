@@ -73,7 +73,7 @@ struct cuda_part {
     uint64_t first, count;
     bool last;   /* of its op */
     bool waits;  /* for event */
-    bool staged; /* of a hash: the elements are in host[] */
+    bool staged; /* of a hash: the elements are in host[]; of an update: it is measured */
     int status;
     CUevent event;      /* owned, as is what follows */
     void *host;         /* [CUDA_STAGE_BYTES], pinned */

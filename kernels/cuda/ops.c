@@ -95,17 +95,21 @@ static int fetch_sums(struct cuda_kern *k, const struct cuda_part *p, CUdevicept
     return copy_async(k, cuda_address(p->host), sums, p->count / SHD_BLOCK_ELEMS * sizeof(double));
 }
 
+static void add_sum(struct kern_sum *to, double block)
+{
+    if (isfinite(block))
+        fixsum_add(&to->sum, block);
+    else
+        to->finite = false;
+}
+
 static int add_sums(struct cuda_kern *k, struct cuda_part *p)
 {
     (void)k;
     const double *sums = p->host;
     struct kern_sum *to = p->op->work.sum;
-    for (uint64_t i = 0; to != NULL && i < p->count / SHD_BLOCK_ELEMS; i++) {
-        if (isfinite(sums[i]))
-            fixsum_add(&to->sum, sums[i]);
-        else
-            to->finite = false;
-    }
+    for (uint64_t i = 0; to != NULL && i < p->count / SHD_BLOCK_ELEMS; i++)
+        add_sum(to, sums[i]);
     return SHD_OK;
 }
 
@@ -266,13 +270,102 @@ static int ema_launch(struct cuda_kern *k, const struct cuda_part *p)
     return r == SHD_OK ? launch(k, CUDA_EMA, tiles_of(p->count), &args) : r;
 }
 
+/* -- What an update comes to --------------------------------------------------------------------
+ *
+ * A part's old values are copied aside before it, into the end of its staging memory; behind it the
+ * squares are summed, and the sums fetched to the same places on the host, as are the chunks'
+ * words from before it: a part of which a predecessor had done something is not whole. So are parts
+ * whose runs leave no room. */
+#define MEASURED_CHUNKS 6u
+#define MEASURED_ELEMS  (MEASURED_CHUNKS * KERN_CHUNK_ELEMS)
+#define MEASURED_SUMS   (MEASURED_ELEMS / SHD_BLOCK_ELEMS)
+
+struct measured {
+    float old[MEASURED_ELEMS]; /* the device's */
+    double update[MEASURED_SUMS], weight[MEASURED_SUMS];
+    struct cuda_chunk chunks[MEASURED_CHUNKS]; /* the host's */
+};
+#define MEASURED_AT ((CUDA_STAGE_BYTES - sizeof(struct measured)) / 256 * 256)
+_Static_assert(sizeof(struct measured) < CUDA_STAGE_BYTES * 7 / 8, "runs have some room");
+
+static CUdeviceptr measured_at(const struct cuda_part *p, size_t field)
+{
+    return p->device + MEASURED_AT + field;
+}
+
+/* Before the part. */
+static int begin_measured(struct cuda_kern *k, const struct cuda_part *p)
+{
+    const struct kern_update *a = &p->op->work.op.update;
+    struct measured *m = (void *)((uint8_t *)p->host + MEASURED_AT);
+    int r = copy_async(k, measured_at(p, offsetof(struct measured, old)),
+                       cuda_address(a->param + p->first), p->count * sizeof(float));
+    if (a->trail.area == NULL || r != SHD_OK)
+        return r;
+    const uint64_t chunk = a->trail.first_chunk + p->first / KERN_CHUNK_ELEMS;
+    return copy_async(
+        k, cuda_address(m->chunks),
+        cuda_address((uint8_t *)a->trail.area + CUDA_TRAIL_CHUNKS_AT + chunk * sizeof *m->chunks),
+        kern_trail_chunks(p->count) * sizeof *m->chunks);
+}
+
+/* Squares of the new values, and of the changes, of the part's. */
+static int end_measured(struct cuda_kern *k, const struct cuda_part *p)
+{
+    struct measured *m = (void *)((uint8_t *)p->host + MEASURED_AT);
+    const CUdeviceptr update = measured_at(p, offsetof(struct measured, update)),
+                      weight = measured_at(p, offsetof(struct measured, weight));
+    const uint64_t bytes = p->count / SHD_BLOCK_ELEMS * sizeof(double);
+    struct cuda_sumsq args = {
+        .x = p->op->work.op.update.param + p->first,
+        .elems = p->count,
+        .block_sums = (double *)(uintptr_t)weight,
+    };
+    int r = launch(k, CUDA_SUMSQ, tiles_of(p->count), &args);
+    args.block_sums = (double *)(uintptr_t)update;
+    args.old = (const float *)(uintptr_t)measured_at(p, offsetof(struct measured, old));
+    if (r == SHD_OK)
+        r = launch(k, CUDA_SUMSQ, tiles_of(p->count), &args);
+    if (r == SHD_OK)
+        r = copy_async(k, cuda_address(m->update), update, bytes);
+    return r == SHD_OK ? copy_async(k, cuda_address(m->weight), weight, bytes) : r;
+}
+
+static int add_change(struct cuda_kern *k, struct cuda_part *p)
+{
+    (void)k;
+    const struct kern_update *a = &p->op->work.op.update;
+    const struct measured *m = (const void *)((const uint8_t *)p->host + MEASURED_AT);
+    if (a->change == NULL)
+        return SHD_OK;
+    if (!p->staged) {
+        a->change->whole = false;
+        return SHD_OK;
+    }
+    for (uint64_t i = 0; i < p->count / SHD_BLOCK_ELEMS; i++) {
+        add_sum(&a->change->update, m->update[i]);
+        add_sum(&a->change->weight, m->weight[i]);
+    }
+    for (uint64_t c = 0; a->trail.area != NULL && c < kern_trail_chunks(p->count); c++)
+        if (m->chunks[c].op == a->trail.op && m->chunks[c].mask != 0)
+            a->change->whole = false;
+    return SHD_OK;
+}
+
 static int update_launch(struct cuda_kern *k, struct cuda_part *p)
 {
     const struct kern_update *a = &p->op->work.op.update;
+    if (a->change != NULL && p->count > MEASURED_ELEMS)
+        p->count = MEASURED_ELEMS;
     const uint32_t runs = pack_runs(a, p);
     int r = SHD_OK;
-    if (runs > 0)
+    p->staged = a->change != NULL && runs * sizeof(struct kern_run) <= MEASURED_AT;
+    if (p->staged)
+        r = begin_measured(k, p);
+    if (r == SHD_OK && runs > 0)
         r = step_launch(k, p, runs);
+    if (r == SHD_OK && p->staged)
+        r = end_measured(k, p);
     return r == SHD_OK && a->ema.average != NULL ? ema_launch(k, p) : r;
 }
 
@@ -378,7 +471,7 @@ static int cuda_submit(struct kern *k, const struct kern_op *op, struct kern_don
         [KERN_CAST] = { .launch = cast_launch },
         [KERN_ACCUMULATE] = { .launch = accumulate_launch, .finish = add_sums },
         [KERN_SUMSQ] = { .launch = sumsq_launch, .finish = add_sums },
-        [KERN_UPDATE] = { .launch = update_launch },
+        [KERN_UPDATE] = { .launch = update_launch, .finish = add_change },
         [KERN_HASH] = { .launch = hash_launch, .finish = hash_finish },
         [KERN_COPY] = { .launch = copy_launch },
     };

@@ -28,7 +28,7 @@ DEVICE double sum_lanes(double sum)
 
 #define SUMSQ_AHEAD 16u
 
-/* Sums of squares of blocks, a warp each. Loads are of 4 bytes, which the order of the sum gives a
+/* Sums of squares of blocks, or of what blocks changed by, a warp each. Loads are of 4 bytes, which the order of the sum gives a
  * lane; a warp's are 128 neighbouring bytes, and sixteen of them are on their way at a time. */
 KERNEL(shd_sumsq, struct cuda_sumsq)
 {
@@ -43,6 +43,12 @@ KERNEL(shd_sumsq, struct cuda_sumsq)
 #pragma unroll
             for (unsigned k = 0; k < SUMSQ_AHEAD; k++)
                 x[k] = get_once(at + (row + k) * SUM_LANES);
+            if (a.old != nullptr) {
+                const float *old = a.old + b * CUDA_BLOCK_ELEMS + lane;
+#pragma unroll
+                for (unsigned k = 0; k < SUMSQ_AHEAD; k++)
+                    x[k] -= get_once(old + (row + k) * SUM_LANES);
+            }
 #pragma unroll
             for (unsigned k = 0; k < SUMSQ_AHEAD; k++)
                 sum = sum_add(sum, x[k]);

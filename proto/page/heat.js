@@ -119,8 +119,7 @@ function heatLead() {
 function heatEmpty() {
   const { known } = heat.map;
   if (heat.by === "grad" || known.rows.length === 0) return "No step was seen to end yet.";
-  return known.every > 0 ? `No update was measured yet: each ${count(known.every)}th is.` :
-    "Updates are not measured on a GPU.";
+  return `No update was measured yet: each ${count(known.every)}th is.`;
 }
 
 /* Shades with the least value of each. */

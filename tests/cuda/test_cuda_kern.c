@@ -237,6 +237,72 @@ TEST(a_gradient_of_the_host_is_added_by_parts)
     k->ops->free(k);
 }
 
+static struct kern_change no_change(void)
+{
+    return (struct kern_change){ .update.finite = true, .weight.finite = true, .whole = true };
+}
+
+static bool same_change(const struct kern_change *a, const struct kern_change *b)
+{
+    return memcmp(&a->update.sum, &b->update.sum, sizeof a->update.sum) == 0 &&
+           memcmp(&a->weight.sum, &b->weight.sum, sizeof a->weight.sum) == 0;
+}
+
+/* Of several parts: it comes to what it does on the host. One of which a predecessor did something,
+ * if only a tile of its last part, is not whole. */
+TEST(an_update_is_measured_by_parts)
+{
+    enum { ELEMS = 500 * BLOCK, CHUNKS = (ELEMS + 65535) / 65536 };
+    static float host[4][ELEMS]; /* parameters, momentum, gradient, published */
+    static const struct kern_hyper h = { .lr = 0.125f, .beta1 = 0.9f };
+    static const struct kern_run runs[] = { { 5, 70000, 0 }, { 80000, ELEMS - 80007, 0 } };
+    struct kern *k = cuda_new(), *cpu = device_new("scalar", 1);
+    struct segment s;
+    struct shd_err e = { 0 };
+    const uint64_t area_at = 4 * ELEMS * sizeof(float);
+    EXPECT_OK(k->ops->segment_new(k, "s", SEGMENT_STATE, area_at + k->ops->trail_bytes(k, CHUNKS),
+                                  &s, &e),
+              &e);
+    float *at = s.base;
+    struct kern_change want = no_change(), got[3];
+    struct kern_update a = { .kind = SPEC_SGD,
+                             .grad_scale = 0.5f,
+                             .publish_dtype = SHD_F32,
+                             .elems = ELEMS,
+                             .runs = runs,
+                             .run_count = 2,
+                             .hypers = &h,
+                             .hyper_count = 1 };
+    for (uint32_t i = 0; i < 3; i++) {
+        EXPECT_RUNS(fill, k,
+                    (&(struct kern_fill){ at + i * ELEMS, ELEMS, 0, i, KERN_FILL_NORMAL, 0, 1 }));
+        cuda_copy_now(k, host[i], at + i * ELEMS, sizeof host[i]);
+    }
+    a.param = host[0], a.m = host[1], a.grad = host[2], a.publish = host[3], a.change = &want;
+    EXPECT_RUNS(update, cpu, &a);
+    a.param = at, a.m = at + ELEMS, a.grad = at + 2 * ELEMS, a.publish = at + 3 * ELEMS;
+    a.trail = (struct kern_trail){ .area = (void *)((uint8_t *)s.base + area_at),
+                                   .base = s.base,
+                                   .op = 1 };
+    for (uint32_t i = 0; i < 3; i++) {
+        got[i] = no_change();
+        a.change = &got[i];
+        a.trail.op = i < 2 ? 1 : 2; /* again, and then another one of which a tile is done */
+        const struct cuda_chunk begun = { 2, 1 };
+        if (i == 2)
+            cuda_copy_now(
+                k, (uint8_t *)a.trail.area + CUDA_TRAIL_CHUNKS_AT + (CHUNKS - 1) * sizeof begun,
+                &begun, sizeof begun);
+        EXPECT_RUNS(update, k, &a);
+    }
+    EXPECT(want.whole && got[0].whole && !got[1].whole && !got[2].whole);
+    EXPECT(same_change(&got[0], &want) && !same_change(&got[1], &want));
+    EXPECT(fixsum_value(&got[1].update.sum) == 0);
+    k->ops->segment_close(k, &s);
+    k->ops->free(k);
+    cpu->ops->free(cpu);
+}
+
 /* -- Memory ----------------------------------------------------------------------------------- */
 
 TEST(segments_are_zero_and_hold_what_is_copied)

@@ -115,7 +115,7 @@ TEST(sumsq_gives_the_hosts_sums)
         for (uint64_t j = 0; j < blocks * BLOCK && i % 4 > 1; j++)
             x[j] = isfinite(x[j]) ? x[j] : 0; /* the large and the tiny only */
         schedule(i);
-        LAUNCH("shd_sumsq", (&(struct cuda_sumsq){ x, blocks * BLOCK, sums }),
+        LAUNCH("shd_sumsq", (&(struct cuda_sumsq){ x, blocks * BLOCK, sums, NULL }),
                grids[i % ARRAY_SIZE(grids)]);
         for (uint64_t b = 0; b < blocks; b++) {
             struct kern_sum want = sum_of(NULL, 0), got = sum_of(sums + b, 1);

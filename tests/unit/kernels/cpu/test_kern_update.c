@@ -352,8 +352,6 @@ static void check_change(struct kern *k, const char *label, void *arg)
     struct change_case *c = arg;
     const struct update_case *u = &c->update;
     struct kern_change change = no_change();
-    if (!k->ops->measures)
-        return;
     struct state old = state_new(u->elems, u->dtype, u->wild, u->skew, 31);
     struct state plain = state_new(u->elems, u->dtype, u->wild, u->skew, 31);
     struct state s = state_new(u->elems, u->dtype, u->wild, u->skew, 31);
