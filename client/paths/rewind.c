@@ -2,10 +2,12 @@
 #include "client/paths/rewind.h"
 
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "client/paths/look.h"
 #include "client/paths/map.h"
+#include "client/paths/rewind_turn.h"
 #include "client/session/hub.h"
 #include "client/session/round.h"
 #include "proto/base/clock.h"
@@ -20,20 +22,46 @@
 /* -- Looking ------------------------------------------------------------------------------------
  */
 
-uint64_t rewind_newest(const struct shd_model *m, uint64_t *ret_step)
+/* Of the owners whose boards are there: boards[SHD_OWNERS_MAX]. */
+static uint32_t look(const struct shd_model *m, struct rewind_seen *boards)
 {
-    uint64_t newest = 0;
-    *ret_step = 0;
+    uint32_t count = 0;
     for (uint32_t i = 0; i < m->map->owner_count; i++) {
         const struct board *board = m->map->owners[i].board.base;
-        uint64_t step = 0;
-        const uint64_t attempt = board != NULL ? board_rewound(board, &step) : 0;
-        if (attempt <= newest)
+        if (board == NULL)
             continue;
-        newest = attempt;
-        *ret_step = step;
+        boards[count].attempt = board_rewound(board, &boards[count].step);
+        count++;
     }
-    return newest;
+    return count;
+}
+
+static struct rewind_seen newest(const struct shd_model *m, bool *ret_apart)
+{
+    struct rewind_seen boards[SHD_OWNERS_MAX];
+    const uint32_t count = look(m, boards);
+    return rewind_newest_of(boards, count, ret_apart);
+}
+
+struct rewind_mark rewind_mark(const struct shd_model *m)
+{
+    struct rewind_seen boards[SHD_OWNERS_MAX];
+    const uint32_t count = look(m, boards);
+    return rewind_mark_of(boards, count);
+}
+
+bool rewind_since(const struct shd_model *m, const struct rewind_mark *asked)
+{
+    const struct rewind_mark now = rewind_mark(m);
+    return rewind_between(asked, &now);
+}
+
+uint64_t rewind_newest(const struct shd_model *m, uint64_t *ret_step)
+{
+    bool apart;
+    const struct rewind_seen seen = newest(m, &apart);
+    *ret_step = seen.step;
+    return seen.attempt;
 }
 
 uint64_t rewind_known(const struct shd_model *m)
@@ -50,20 +78,46 @@ int rewind_seen(const struct shd_model *m, struct shd_err *e)
                    m->spec->name, to, m->step);
 }
 
+static bool is_copied_back(const struct shd_model *m)
+{
+    for (uint32_t i = 0; i < m->map->owner_count; i++) {
+        const struct board *board = m->map->owners[i].board.base;
+        if (board != NULL && board_version(board, 0) == UINT64_MAX)
+            return true;
+    }
+    return false;
+}
+
+int rewind_await(struct shd_model *m, struct shd_err *e)
+{
+    struct hub *hub = m->session->hub;
+    const uint64_t start_ns = clock_now_ns();
+    int r = SHD_OK;
+    atomic_thread_fence(memory_order_acquire); /* what was read of parameters was read before */
+    while (r == SHD_OK && is_copied_back(m)) {
+        if (hub_left_ns(hub, start_ns, POLL_NS) == 0)
+            return err_set(e, SHD_ETIMEDOUT,
+                           "model '%s' goes back to a snapshot, and a daemon does not come to an "
+                           "end with that: look at its log",
+                           m->spec->name);
+        r = hub_poll(hub, POLL_NS, e);
+    }
+    return r;
+}
+
 /* -- Going back ---------------------------------------------------------------------------------
  */
 
 struct rewinding { /* ctx of its rounds */
     const struct shd_model *m;
-    struct wire_rewind ask;
-    struct wire_rewound answer; /* the last one */
+    struct rewind_turn turn;
 };
 
 static void make_rewind(const struct round *round, const struct link *link,
                         struct wire_request *ret_request)
 {
     const struct rewinding *r = round->ctx;
-    ret_request->rewind = r->ask;
+    ret_request->rewind = r->turn.ask;
     ret_request->rewind.model = r->m->map->owners[link->index].layout.handle;
 }
 
@@ -71,76 +125,52 @@ static int take_rewound(const struct round *round, const struct link *link,
                         const struct wire_reply *reply, struct shd_err *e)
 {
     struct rewinding *r = round->ctx;
-    r->answer = reply->rewound;
-    if (r->ask.what != WIRE_REWIND_FOLLOW || r->answer.attempt >= r->ask.attempt)
-        return SHD_OK;
-    return link_err(link, SHD_EPROTO, e, "has not followed a rewind to step %" PRIu64, r->ask.step);
+    struct shd_err why = { 0 };
+    const int s = rewind_turn_answered(&r->turn, link->index, &reply->rewound, &why);
+    return s == SHD_OK ? s : link_err(link, s, e, "%s", why.text);
 }
 
-static struct round rewind_round(struct rewinding *r)
+/* Ask whom the turn names, until it is done. */
+static int run(struct rewinding *r, struct shd_err *e)
 {
-    return (struct round){ .what = "Rewind",
+    struct hub *hub = r->m->session->hub;
+    struct round round = { .what = "Rewind",
                            .hint = "it may be busy with its memory",
                            .asks = WIRE_REWIND,
                            .type = WIRE_REWOUND,
                            .make = make_rewind,
                            .take = take_rewound,
                            .ctx = r };
-}
-
-static int follow(struct shd_model *m, uint64_t step, uint64_t attempt, struct shd_err *e)
-{
-    struct rewinding r = {
-        .m = m, .ask = { .step = step, .what = WIRE_REWIND_FOLLOW, .attempt = attempt }
-    };
-    struct round round = rewind_round(&r);
-    return round_all(&round, m->session->hub, 0, e);
+    uint32_t from, end;
+    int s = SHD_OK;
+    while (s == SHD_OK && rewind_turn_next(&r->turn, &from, &end)) {
+        const enum wire_rewind_what what = r->turn.ask.what;
+        if (what == WIRE_REWIND_GO)
+            FAIL_POINT("rewind:asked");
+        if (end - from == hub->link_count)
+            s = round_all(&round, hub, 0, e);
+        for (uint32_t i = from; s == SHD_OK && end - from < hub->link_count && i < end; i++)
+            s = round_one(&round, &hub->links[i], 0, e);
+        if (what == WIRE_REWIND_GO)
+            FAIL_POINT("rewind:gone");
+    }
+    return s;
 }
 
 int rewind_together(struct shd_model *m, bool *ret_apart, struct shd_err *e)
 {
-    uint64_t to, own;
-    const uint64_t newest = rewind_newest(m, &to);
-    *ret_apart = false;
-    for (uint32_t i = 0; i < m->map->owner_count; i++) {
-        const struct board *board = m->map->owners[i].board.base;
-        *ret_apart = *ret_apart || (board != NULL && board_rewound(board, &own) < newest);
-    }
-    return *ret_apart ? follow(m, to, newest, e) : SHD_OK;
+    struct rewinding r = { .m = m };
+    const struct rewind_seen seen = newest(m, ret_apart);
+    rewind_turn_follow(&r.turn, m->session->hub->link_count, seen);
+    return *ret_apart ? run(&r, e) : SHD_OK;
 }
 
-static int hold(struct rewinding *r, struct shd_err *e)
+/* known: the attempt that began with the last rewind; another one since is SHD_ESTEP. */
+static int rewind_from(struct shd_model *m, uint64_t step, uint64_t known, struct shd_err *e)
 {
-    struct hub *hub = r->m->session->hub;
-    struct round round = rewind_round(r);
-    r->ask.what = WIRE_REWIND_HOLD;
-    int s = round_one(&round, &hub->links[0], 0, e);
-    r->ask.consent = r->answer.consent;
-    for (uint32_t i = 1; s == SHD_OK && i < hub->link_count; i++)
-        s = round_one(&round, &hub->links[i], 0, e);
-    return s;
-}
-
-/* From owner 0's answer on nothing can be taken back, and whoever looks at the boards goes on with
- * it. */
-static int go(struct rewinding *r, struct shd_err *e)
-{
-    struct hub *hub = r->m->session->hub;
-    struct round round = rewind_round(r);
-    r->ask.what = WIRE_REWIND_GO;
-    return round_one(&round, &hub->links[0], 0, e);
-}
-
-/* attempt: that began with the last rewind; another one since is SHD_ESTEP. */
-static int rewind_from(struct shd_model *m, uint64_t step, uint64_t attempt, struct shd_err *e)
-{
-    struct rewinding r = { .m = m, .ask = { .step = step, .attempt = attempt } };
-    int s = hold(&r, e);
-    FAIL_POINT("rewind:asked");
-    if (s == SHD_OK)
-        s = go(&r, e);
-    FAIL_POINT("rewind:gone");
-    return s == SHD_OK ? follow(m, r.answer.step, r.answer.attempt, e) : s;
+    struct rewinding r = { .m = m };
+    rewind_turn_begin(&r.turn, m->session->hub->link_count, step, known);
+    return run(&r, e);
 }
 
 int rewind_owners(struct shd_model *m, uint64_t step, struct shd_err *e)

@@ -3,6 +3,7 @@
 #ifndef SHD_PATHS_REWIND_H
 #define SHD_PATHS_REWIND_H
 
+#include "client/paths/rewind_turn.h"
 #include "client/session/session.h"
 
 /* By the boards, now: the newest rewind that an owner has done (the attempt that began with it; 0:
@@ -14,6 +15,15 @@ uint64_t rewind_known(const struct shd_model *m);
 
 /* SHD_ERESET: an owner has gone back since. */
 int rewind_seen(const struct shd_model *m, struct shd_err *e);
+
+/* While an owner's parameters are those of no step, as a snapshot is being copied back: wait. What
+ * was read of them before is of no use then, and rewind_seen() says so. */
+int rewind_await(struct shd_model *m, struct shd_err *e);
+
+/* Before all owners are asked for one step; and when all have answered: is it of different runs, as
+ * one of them went back? Then they are to be asked again. */
+struct rewind_mark rewind_mark(const struct shd_model *m);
+bool rewind_since(const struct shd_model *m, const struct rewind_mark *asked);
 
 /* Have owners follow that have not gone back yet where another one has. *ret_apart: some had not.
  */

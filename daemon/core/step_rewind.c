@@ -39,6 +39,41 @@ void step_rewind_take(const struct step *s, struct rewind_record *ret_record, ui
         memcpy(ret_blob, l->blob[ret_record->record.blob_at], ret_record->record.blob_bytes);
 }
 
+bool step_rewind_may_hold(const struct ledger *l, const struct rewind_ask *ask)
+{
+    const struct ledger_rewind *r = l->rewind;
+    return atomic_load(&r->last) == ask->attempt && ask->consent >= r->consent;
+}
+
+void step_rewind_hold(struct ledger *l, const struct rewind_ask *ask)
+{
+    struct ledger_rewind *r = l->rewind;
+    r->consent = ask->consent;
+    atomic_store_explicit(&r->held, ask->step + 1, memory_order_release);
+    FAIL_POINT("rewind:held");
+}
+
+enum rewind_goes step_rewind_goes(const struct ledger *l, const struct rewind_ask *ask)
+{
+    const struct ledger_rewind *r = l->rewind;
+    if (atomic_load(&r->last) > ask->attempt)
+        return r->last_step == ask->step ? REWIND_GONE : REWIND_BY_ANOTHER;
+    if (atomic_load(&r->held) != ask->step + 1 || r->consent != ask->consent)
+        return REWIND_BY_ANOTHER;
+    return REWIND_GOES;
+}
+
+uint64_t step_rewind_last(const struct ledger *l, uint64_t *ret_step)
+{
+    *ret_step = l->rewind != NULL ? l->rewind->last_step : 0;
+    return l->rewind != NULL ? atomic_load(&l->rewind->last) : 0;
+}
+
+bool step_rewind_followed(const struct ledger *l, uint64_t attempt)
+{
+    return atomic_load(&l->rewind->last) >= attempt;
+}
+
 int step_rewind(struct step *s, uint64_t step, uint64_t attempt, struct shd_err *e)
 {
     struct ledger_rewind *r = s->ledger.rewind;

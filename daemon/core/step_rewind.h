@@ -2,6 +2,7 @@
  * and what the ledger had beside them. Part of the step core (step.h).
  *
  *     step_rewind_take() .. into a snapshot, while the step is open ..
+ *     step_rewind_hold(), at all owners → step_rewind_goes(), of owner 0
  *     step_rewind() → step_rewind_drop() until it says so → the arrays are copied back →
  *     step_rewind_done() → a core anew, by step_init()
  *
@@ -39,6 +40,33 @@ struct rewind_record {
  * record.blob_bytes count. */
 void step_rewind_take(const struct step *s, struct rewind_record *ret_record, uint64_t *ret_updates,
                       uint8_t *ret_blob);
+
+/* Sessions agree first: whoever asks has all owners hold their snapshot of the step, owner 0 first,
+ * and then owner 0 go. Of two that ask at once the later one counts, by owner 0's clock; a rewind
+ * that is done ends what was held. */
+struct rewind_ask {
+    uint64_t step;
+    uint64_t attempt; /* that began with the last rewind the session knows of; 0: none */
+    uint64_t consent; /* of the hold at owner 0, by its clock: there it says when */
+};
+
+/* May the snapshot be held for this session? False: another one rewinds the model. */
+bool step_rewind_may_hold(const struct ledger *l, const struct rewind_ask *ask);
+void step_rewind_hold(struct ledger *l, const struct rewind_ask *ask);
+
+/* Is what was held at all owners still held here, at owner 0? */
+enum rewind_goes {
+    REWIND_GOES,
+    REWIND_GONE,       /* it is done */
+    REWIND_BY_ANOTHER, /* session */
+};
+enum rewind_goes step_rewind_goes(const struct ledger *l, const struct rewind_ask *ask);
+
+/* The attempt that began with the last rewind that is done, and where that went. 0: none was. */
+uint64_t step_rewind_last(const struct ledger *l, uint64_t *ret_step);
+
+/* Has this owner gone along with the rewind that this attempt began with? */
+bool step_rewind_followed(const struct ledger *l, uint64_t attempt);
 
 /* Begin: attempt 0 is owner 0's word, which chooses one; else it has chosen this one. SHD_OK: it is
  * under way. SHD_PENDING: an update runs, ask again. Errors: SHD_ENOTSUP a ledger of an older

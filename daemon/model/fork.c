@@ -24,8 +24,8 @@ struct kept { /* what a snapshot has of its ledger: it may be written anew befor
 };
 
 struct fork {
-    struct model *from;        /* borrowed until it is copied */
-    struct snapshot *snapshot; /* lent; NULL: it was the open step, or is given back */
+    struct model *from;             /* borrowed until it is copied */
+    struct snapshot_item *snapshot; /* lent; NULL: it was the open step, or is given back */
     const void *arrays;
     struct ledger_start start; /* owned, its arrays: of the open step */
     struct kept *kept;         /* owned: of a snapshot; NULL: it is of the open step */

@@ -272,36 +272,38 @@ static int others(struct op *op)
                    op->model->spec->name);
 }
 
-static int hold(struct op *op)
+static struct rewind_ask asked(const struct op *op)
 {
     const struct wire_rewind *req = &op->req.rewind;
+    return (struct rewind_ask){ req->step, req->attempt, req->consent };
+}
+
+static int hold(struct op *op)
+{
     const struct model *m = op->model;
-    struct ledger_rewind *r = m->ledger->rewind;
-    const uint64_t consent = m->map->owner == 0 ? uv_hrtime() : req->consent;
-    if (atomic_load(&r->last) != req->attempt || consent < r->consent)
+    struct rewind_ask ask = asked(op);
+    if (m->map->owner == 0)
+        ask.consent = uv_hrtime();
+    if (!step_rewind_may_hold(m->ledger, &ask))
         return others(op);
     int status = find(op);
     if (status == SHD_OK)
         status = check_workers(op);
     if (status != SHD_OK)
         return status;
-    r->consent = consent;
-    atomic_store_explicit(&r->held, req->step + 1, memory_order_release);
-    FAIL_POINT("rewind:held");
+    step_rewind_hold(m->ledger, &ask);
     return SHD_OK;
 }
 
 static int go(struct op *op)
 {
-    const struct wire_rewind *req = &op->req.rewind;
-    const struct ledger_rewind *r = op->model->ledger->rewind;
+    const struct rewind_ask ask = asked(op);
     if (op->model->map->owner != 0)
         return err_set(&op->err, SHD_EINVAL, "owner 0 says when, this is owner %" PRIu32,
                        op->model->map->owner);
-    if (atomic_load(&r->last) > req->attempt)
-        return r->last_step == req->step ? SHD_OK : others(op); /* it is done */
-    if (atomic_load(&r->held) != req->step + 1 || r->consent != req->consent)
-        return others(op);
+    const enum rewind_goes goes = step_rewind_goes(op->model->ledger, &ask);
+    if (goes != REWIND_GOES)
+        return goes == REWIND_GONE ? SHD_OK : others(op);
     if (op->daemon->drain_session != 0)
         return err_set(&op->err, SHD_EBUSY, "daemon %s is being drained", op->daemon->device);
     const int status = find(op);
@@ -311,7 +313,7 @@ static int go(struct op *op)
 static int follow(struct op *op)
 {
     const uint64_t attempt = op->req.rewind.attempt;
-    if (atomic_load(&op->model->ledger->rewind->last) >= attempt)
+    if (step_rewind_followed(op->model->ledger, attempt))
         return SHD_OK;
     const int status = find(op);
     return status == SHD_OK ? begin(op, attempt) : status;

@@ -15,7 +15,7 @@
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
 #include "daemon/core/ledger.h"
-#include "daemon/core/ledger_rewind.h"
+#include "daemon/core/snapshot_set.h"
 #include "daemon/core/step.h"
 #include "daemon/core/step_rewind.h"
 #include "daemon/model/model.h"
@@ -31,8 +31,7 @@
 #include "proto/wire/wire.h"
 
 #define SNAPSHOT_MAGIC UINT64_C(0x31706e7364726873) /* "shrdsnp1" */
-#define KEEP_DEFAULT   2u
-#define NONE           UINT32_MAX
+#define NONE           SNAPSHOT_NO_ITEM
 #define RETRY_US       1000u
 
 _Static_assert(KEEPER_SNAPSHOTS == LEDGER_SNAPSHOTS && WIRE_SNAPSHOTS_MAX == LEDGER_SNAPSHOTS,
@@ -49,24 +48,14 @@ struct head {
     uint64_t updates[];                  /* [units] */
 };
 
-enum snapshot_state { SNAPSHOT_NONE, SNAPSHOT_FREE, SNAPSHOT_COPYING, SNAPSHOT_READY };
-
-struct snapshot {
-    enum snapshot_state state;
-    uint64_t step;
-    struct segment segment; /* owned; NONE: closed */
-    bool used;              /* something was copied to it */
-    uint32_t lent;          /* so many read it */
-};
-
 struct snapshots {
-    struct model *model; /* borrowed */
-    struct snapshot items[LEDGER_SNAPSHOTS];
-    uint64_t want;   /* a step that was asked for; UINT64_MAX: none */
-    uint32_t making; /* item whose memory libuv's pool makes; NONE */
-    uint32_t copying;
-    bool unqueued;         /* the copy waits for room in the kernel queue */
-    struct rewind *rewind; /* rewind.h's */
+    struct model *model;                       /* borrowed */
+    struct snapshot_set set;                   /* which there are, and which go */
+    struct segment segments[LEDGER_SNAPSHOTS]; /* owned; of one that is NONE: closed */
+    bool written[LEDGER_SNAPSHOTS];            /* something was copied to it */
+    uint32_t making;                           /* item whose memory libuv's pool makes; NONE */
+    bool unqueued;                             /* the copy waits for room in the kernel queue */
+    struct rewind *rewind;                     /* rewind.h's */
     uv_work_t work;
     struct segment made;
     struct task task;
@@ -90,11 +79,10 @@ static int get(struct model *m, struct snapshots **ret_snapshots, struct shd_err
         s = sys_calloc(1, sizeof *s);
         if (s == NULL)
             return err_set(e, SHD_ENOMEM, "no memory for snapshots");
-        *s = (struct snapshots){
-            .model = m, .want = UINT64_MAX, .making = NONE, .copying = NONE, .made = SEGMENT_CLOSED
-        };
+        *s = (struct snapshots){ .model = m, .making = NONE, .made = SEGMENT_CLOSED };
+        snapshot_set_init(&s->set);
         for (uint32_t i = 0; i < LEDGER_SNAPSHOTS; i++)
-            s->items[i].segment = SEGMENT_CLOSED;
+            s->segments[i] = SEGMENT_CLOSED;
         s->work.data = s;
         m->waits.snapshots = s;
     }
@@ -126,50 +114,37 @@ static uint64_t all_bytes(const struct model *m)
     return layout_align(state_at(m) + snapshot_state_bytes(m), SHD_PAGE_BYTES);
 }
 
-static struct head *head_of(const struct snapshot *item)
+static struct head *head_of(const struct snapshots *s, uint32_t item)
 {
-    return item->segment.base;
-}
-
-static struct snapshot *find(const struct model *m, uint64_t step)
-{
-    struct snapshots *s = snapshots_of(m);
-    for (uint32_t i = 0; s != NULL && i < LEDGER_SNAPSHOTS; i++)
-        if (s->items[i].state == SNAPSHOT_READY && s->items[i].step == step)
-            return &s->items[i];
-    return NULL;
+    return s->segments[item].base;
 }
 
 bool snapshot_has(const struct model *m, uint64_t step)
 {
-    return find(m, step) != NULL;
+    const struct snapshots *s = snapshots_of(m);
+    return s != NULL && snapshot_set_find(&s->set, step) != NONE;
+}
+
+/* It is there. */
+static const uint8_t *memory_of(const struct model *m, uint64_t step)
+{
+    const struct snapshots *s = snapshots_of(m);
+    CHECK(snapshot_has(m, step));
+    return s->segments[snapshot_set_find(&s->set, step)].base;
 }
 
 const void *snapshot_state(const struct model *m, uint64_t step)
 {
-    const struct snapshot *item = find(m, step);
-    CHECK(item != NULL);
-    return (const uint8_t *)item->segment.base + state_at(m);
-}
-
-static uint64_t options_of(const struct model *m)
-{
-    return m->ledger->rewind != NULL ? atomic_load(&m->ledger->rewind->options) : 0;
-}
-
-static uint32_t keep_of(const struct model *m)
-{
-    const uint32_t keep = ledger_snapshot_keep(options_of(m));
-    return keep > 0 ? keep : KEEP_DEFAULT;
+    return memory_of(m, step) + state_at(m);
 }
 
 /* -- Giving up ----------------------------------------------------------------------------------
  */
 
-static void give_up(struct snapshot *item)
+static void give_up(struct snapshots *s, uint32_t item)
 {
-    atomic_store_explicit(&head_of(item)->ready, 0, memory_order_release);
-    item->state = SNAPSHOT_FREE;
+    atomic_store_explicit(&head_of(s, item)->ready, 0, memory_order_release);
+    s->set.items[item].state = SNAPSHOT_FREE;
 }
 
 /* After one was made, or is no more. */
@@ -178,9 +153,9 @@ static void count_bytes(const struct snapshots *s)
     struct model_use *use = &s->model->use;
     use->snapshot_bytes = use->snapshot_file_bytes = 0;
     for (uint32_t i = 0; i < LEDGER_SNAPSHOTS; i++)
-        if (s->items[i].state != SNAPSHOT_NONE)
-            *(s->items[i].segment.file ? &use->snapshot_file_bytes
-                                       : &use->snapshot_bytes) += s->items[i].segment.bytes;
+        if (s->set.items[i].state != SNAPSHOT_NONE)
+            *(s->segments[i].file ? &use->snapshot_file_bytes
+                                  : &use->snapshot_bytes) += s->segments[i].bytes;
 }
 
 static void close_item(struct snapshots *s, uint32_t index)
@@ -188,88 +163,71 @@ static void close_item(struct snapshots *s, uint32_t index)
     const struct model_kept *kept = &s->model->kept;
     keeper_remove_part(kept->keeper, kept->instance,
                        (enum keeper_part)(KEEPER_SNAPSHOT + (int)index));
-    model_give(s->model, s->items[index].segment.bytes);
-    keeper_segment_close(kept->keeper, &s->items[index].segment);
-    s->items[index] = (struct snapshot){ .segment = SEGMENT_CLOSED };
+    model_give(s->model, s->segments[index].bytes);
+    keeper_segment_close(kept->keeper, &s->segments[index]);
+    s->segments[index] = SEGMENT_CLOSED;
+    s->written[index] = false;
+    s->set.items[index] = (struct snapshot_item){ .state = SNAPSHOT_NONE };
     count_bytes(s);
 }
 
 /* Of one on a file the arrays are not needed in memory: whoever goes back reads them. What comes
  * before them is looked at by this thread, and stays. Nor are those of a state on a file, which
  * were copied. */
-static void leave_to_disk(const struct snapshots *s, const struct snapshot *item)
+static void leave_to_disk(const struct snapshots *s, uint32_t item)
 {
     const struct model *m = s->model;
+    const struct segment *segment = &s->segments[item];
     const uint64_t at = state_at(m);
-    keeper_segment_behind(m->kept.keeper, &item->segment, at, item->segment.bytes - at);
+    keeper_segment_behind(m->kept.keeper, segment, at, segment->bytes - at);
     keeper_segment_behind(m->kept.keeper, &m->state, 0, m->state.bytes);
-}
-
-static struct snapshot *find_oldest(struct snapshots *s, uint32_t *ret_count)
-{
-    const uint64_t held = atomic_load(&s->model->ledger->rewind->held);
-    struct snapshot *oldest = NULL;
-    *ret_count = 0;
-    for (uint32_t i = 0; i < LEDGER_SNAPSHOTS; i++) {
-        struct snapshot *item = &s->items[i];
-        if (item->state != SNAPSHOT_READY || item->step + 1 == held)
-            continue;
-        ++*ret_count;
-        if (oldest == NULL || item->step < oldest->step)
-            oldest = item;
-    }
-    return oldest;
 }
 
 /* Keep so many as there are to be, and memory for one more. A file that was written goes: to write
  * it again it would be read, and a new one costs no time. */
 static void trim(struct snapshots *s)
 {
-    uint32_t count, spare = 0;
-    struct snapshot *oldest;
-    while ((oldest = find_oldest(s, &count)) != NULL && count > keep_of(s->model))
-        give_up(oldest);
-    for (uint32_t i = 0; i < LEDGER_SNAPSHOTS; i++) {
-        const struct snapshot *item = &s->items[i];
-        if (item->state != SNAPSHOT_FREE || item->lent > 0)
-            continue;
-        if ((item->segment.file && item->used) || ++spare > 1)
-            close_item(s, i);
-    }
+    uint32_t item;
+    while ((item = snapshot_set_excess(&s->set, s->model->ledger)) != NONE)
+        give_up(s, item);
+    for (item = 0; item < LEDGER_SNAPSHOTS; item++)
+        if (s->segments[item].file && s->written[item] &&
+            snapshot_item_is_free(&s->set.items[item]))
+            close_item(s, item);
+    while ((item = snapshot_set_spare(&s->set)) != NONE)
+        close_item(s, item);
 }
 
 void snapshot_rewound(struct model *m, uint64_t step)
 {
     struct snapshots *s = snapshots_of(m);
-    const struct snapshot *item = find(m, step);
-    CHECK(s != NULL && item != NULL);
-    const struct head *h = head_of(item);
-    for (uint32_t i = 0; i < LEDGER_SNAPSHOTS; i++)
-        if (s->items[i].state == SNAPSHOT_READY && s->items[i].step > step)
-            give_up(&s->items[i]);
-    s->want = UINT64_MAX;
+    const uint8_t *memory = memory_of(m, step);
+    const struct head *h = (const void *)memory;
+    uint32_t item;
+    while ((item = snapshot_set_later(&s->set, step)) != NONE)
+        give_up(s, item);
     FAIL_POINT("rewind:words");
-    step_rewind_done(m->ledger, &h->record, h->updates,
-                     (const uint8_t *)item->segment.base + blob_at(m));
-    leave_to_disk(s, item);
+    step_rewind_done(m->ledger, &h->record, h->updates, memory + blob_at(m));
+    leave_to_disk(s, snapshot_set_find(&s->set, step));
 }
 
 bool snapshot_lend(struct model *m, uint64_t step, struct snapshot_lent *ret_lent)
 {
-    struct snapshot *item = find(m, step);
-    if (item == NULL)
+    struct snapshots *s = snapshots_of(m);
+    const uint32_t item = s != NULL ? snapshot_set_find(&s->set, step) : NONE;
+    if (item == NONE)
         return false;
-    const uint8_t *base = item->segment.base;
-    item->lent++;
-    *ret_lent = (struct snapshot_lent){ .snapshot = item,
-                                        .record = &head_of(item)->record,
-                                        .updates = head_of(item)->updates,
+    const uint8_t *base = s->segments[item].base;
+    s->set.items[item].lent++;
+    *ret_lent = (struct snapshot_lent){ .snapshot = &s->set.items[item],
+                                        .record = &head_of(s, item)->record,
+                                        .updates = head_of(s, item)->updates,
                                         .blob = base + blob_at(m),
                                         .state = base + state_at(m) };
     return true;
 }
 
-void snapshot_give_back(struct model *m, struct snapshot *snapshot)
+void snapshot_give_back(struct model *m, struct snapshot_item *snapshot)
 {
     CHECK(snapshot->lent > 0);
     snapshot->lent--;
@@ -279,14 +237,15 @@ void snapshot_give_back(struct model *m, struct snapshot *snapshot)
 bool snapshot_comes(const struct model *m, uint64_t step)
 {
     const struct snapshots *s = snapshots_of(m);
-    return s != NULL && s->copying != NONE && s->items[s->copying].step == step;
+    return s != NULL && s->set.copying != NONE && s->set.items[s->set.copying].step == step;
 }
 
 void snapshots_say(const struct model *m)
 {
-    const struct ledger_rewind *r = m->ledger->rewind;
-    if (r != NULL)
-        board_set_rewound(m->board, r->last_step, atomic_load(&r->last));
+    uint64_t step;
+    const uint64_t attempt = step_rewind_last(m->ledger, &step);
+    if (m->ledger->rewind != NULL)
+        board_set_rewound(m->board, step, attempt);
 }
 
 /* -- Memory -------------------------------------------------------------------------------------
@@ -321,7 +280,7 @@ static void made(uv_work_t *work, int cancelled)
 {
     struct snapshots *s = work->data;
     struct model *m = s->model;
-    struct snapshot *item = &s->items[s->making];
+    const uint32_t item = s->making;
     CHECK(cancelled == 0);
     s->making = NONE;
     if (s->status != SHD_OK) {
@@ -330,29 +289,21 @@ static void made(uv_work_t *work, int cancelled)
                  m->spec->name, status_name(s->status), s->err.text);
         return;
     }
-    item->segment = s->made;
-    item->state = SNAPSHOT_FREE;
+    s->segments[item] = s->made;
+    s->set.items[item].state = SNAPSHOT_FREE;
     s->made = SEGMENT_CLOSED;
     count_bytes(s);
     if (!m->daemon->stopping)
         snapshots_moved(m);
 }
 
-static uint32_t find_state(const struct snapshots *s, enum snapshot_state state)
-{
-    for (uint32_t i = 0; i < LEDGER_SNAPSHOTS; i++)
-        if (s->items[i].state == state && s->items[i].lent == 0)
-            return i;
-    return NONE;
-}
-
 /* Have memory for the next one, in time. */
 static void prepare(struct snapshots *s)
 {
     const struct model *m = s->model;
-    if (s->making != NONE || find_state(s, SNAPSHOT_FREE) != NONE || m->use.dropped)
+    if (s->making != NONE || snapshot_set_in(&s->set, SNAPSHOT_FREE) != NONE || m->use.dropped)
         return;
-    s->making = find_state(s, SNAPSHOT_NONE);
+    s->making = snapshot_set_in(&s->set, SNAPSHOT_NONE);
     if (s->making != NONE)
         uv_queue_work(m->daemon->loop, &s->work, make, made);
 }
@@ -363,28 +314,27 @@ static void prepare(struct snapshots *s)
 static void done(struct snapshots *s, int status)
 {
     struct model *m = s->model;
-    struct snapshot *item = &s->items[s->copying];
-    s->copying = NONE;
+    uint32_t item;
+    const bool good = snapshot_set_copied(&s->set, m->ledger, status == SHD_OK, &item);
+    const uint64_t step = s->set.items[item].step;
     if (status != SHD_OK) {
         s->status = kern_explain(m->kern, status, &s->err, "copying a snapshot");
         log_warn("op=snapshot model=%s step=%" PRIu64 " status=%s why=\"%s\""
                  " do=\"nothing: training goes on\"",
-                 m->spec->name, item->step, status_name(status), s->err.text);
-        give_up(item);
-        return;
+                 m->spec->name, step, status_name(status), s->err.text);
     }
-    if (m->use.rewinding && item->step > m->ledger->rewind->step) {
-        give_up(item); /* it was being made, and its step is given up */
+    if (!good) {
+        give_up(s, item);
         return;
     }
     FAIL_POINT("snapshot:ready:before");
-    atomic_store_explicit(&head_of(item)->ready, 1, memory_order_release);
+    atomic_store_explicit(&head_of(s, item)->ready, 1, memory_order_release);
     FAIL_POINT("snapshot:ready:after");
-    item->state = SNAPSHOT_READY;
+    s->set.items[item].state = SNAPSHOT_READY;
     leave_to_disk(s, item);
     trim(s);
-    log_info("op=snapshot model=%s step=%" PRIu64 " bytes=%" PRIu64, m->spec->name, item->step,
-             item->segment.bytes);
+    log_info("op=snapshot model=%s step=%" PRIu64 " bytes=%" PRIu64, m->spec->name, step,
+             s->segments[item].bytes);
 }
 
 static void copied(struct task *task)
@@ -396,8 +346,8 @@ static void copied(struct task *task)
 static int queue_copy(struct snapshots *s, struct shd_err *e)
 {
     const struct model *m = s->model;
-    const struct snapshot *item = &s->items[s->copying];
-    const struct kern_copy copy = { .to = (uint8_t *)item->segment.base + state_at(m),
+    uint8_t *memory = s->segments[s->set.copying].base;
+    const struct kern_copy copy = { .to = memory + state_at(m),
                                     .from = m->state.base,
                                     .bytes = snapshot_state_bytes(m) };
     task_init(&s->task, m->daemon->tasks, copied);
@@ -411,51 +361,37 @@ static int queue_copy(struct snapshots *s, struct shd_err *e)
 }
 
 /* Its step is open, and no update of it can be queued before the copy. */
-static void begin(struct snapshots *s, uint64_t step)
+static void begin(struct snapshots *s, uint32_t item)
 {
     struct model *m = s->model;
-    const uint32_t index = find_state(s, SNAPSHOT_FREE);
+    uint8_t *memory = s->segments[item].base;
+    struct head *h = head_of(s, item);
     struct shd_err ignored;
     struct timespec now;
-    if (index == NONE || s->copying != NONE)
-        return;
-    struct snapshot *item = &s->items[index];
-    struct head *h = head_of(item);
     clock_gettime(CLOCK_REALTIME, &now);
     h->time_ns = (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
-    step_rewind_take(m->core, &h->record, h->updates, (uint8_t *)item->segment.base + blob_at(m));
+    step_rewind_take(m->core, &h->record, h->updates, memory + blob_at(m));
     FAIL_POINT("snapshot:head");
-    item->state = SNAPSHOT_COPYING;
-    item->step = step;
-    item->used = true;
-    s->copying = index;
-    if (s->want == step)
-        s->want = UINT64_MAX;
+    snapshot_set_begin(&s->set, item, h->record.step);
+    s->written[item] = true;
     if (snapshot_state_bytes(m) == 0)
         done(s, SHD_OK);
     else
         queue_copy(s, &ignored);
 }
 
-static bool is_wanted(const struct snapshots *s, uint64_t step)
-{
-    const uint64_t every = ledger_snapshot_every(options_of(s->model));
-    return s->want == step || (every > 0 && step > 0 && step % every == 0);
-}
-
 void snapshots_moved(struct model *m)
 {
     struct snapshots *s = snapshots_of(m);
     struct shd_err ignored;
-    if (s == NULL && options_of(m) != 0 && get(m, &s, &ignored) != SHD_OK)
+    if (s == NULL && snapshot_set_every(m->ledger) > 0 && get(m, &s, &ignored) != SHD_OK)
         return;
     if (s == NULL || m->use.dropped || m->use.rewinding || !m->ready)
         return;
-    const uint64_t step = step_now(m->core);
-    if (step_phase(m->core) != STEP_APPLYING && is_wanted(s, step) && find(m, step) == NULL &&
-        (s->copying == NONE || s->items[s->copying].step != step))
-        begin(s, step);
-    if (ledger_snapshot_every(options_of(m)) > 0)
+    const uint32_t item = snapshot_set_next(&s->set, m->ledger, m->core);
+    if (item != NONE)
+        begin(s, item);
+    if (snapshot_set_every(m->ledger) > 0)
         prepare(s);
 }
 
@@ -483,25 +419,24 @@ static int busy(struct op *op)
 static int take(struct op *op, struct snapshots *s, uint64_t step)
 {
     struct model *m = op->model;
-    const uint64_t open = step_collecting(m->core);
-    if (find(m, step) != NULL)
+    const int asked = snapshot_set_ask(&s->set, m->core, step);
+    if (asked == SHD_OK)
         return SHD_OK;
-    if (s->copying != NONE && s->items[s->copying].step == step)
-        return busy(op);
-    if (s->making == NONE && s->status != SHD_OK) {
+    if (s->set.want == step && s->making == NONE && s->status != SHD_OK) {
         const int status = s->status;
         s->status = SHD_OK; /* it is tried again when it is asked for again */
-        s->want = UINT64_MAX;
+        s->set.want = UINT64_MAX;
         return err_set(&op->err, status, "no snapshot of step %" PRIu64 ": %s", step, s->err.text);
     }
-    if (step < open)
+    if (asked == SHD_ESTEP)
         return err_set(&op->err, SHD_ESTEP,
                        "snapshot of step %" PRIu64 " asked for, the open step is %" PRIu64, step,
-                       open);
-    s->want = step;
-    prepare(s);
-    snapshots_moved(m);
-    return find(m, step) != NULL ? SHD_OK : busy(op);
+                       step_collecting(m->core));
+    if (s->set.want == step) { /* else it is copied already */
+        prepare(s);
+        snapshots_moved(m);
+    }
+    return snapshot_has(m, step) ? SHD_OK : busy(op);
 }
 
 static int set_options(struct op *op, struct snapshots *s)
@@ -511,9 +446,8 @@ static int set_options(struct op *op, struct snapshots *s)
     if (req->every > LEDGER_STEP_MAX)
         return err_set(&op->err, SHD_ERANGE, "a snapshot every %" PRIu64 " steps, at most %" PRIu64,
                        req->every, LEDGER_STEP_MAX);
-    const uint32_t keep = req->keep > 0 ? req->keep : keep_of(m);
-    atomic_store_explicit(&m->ledger->rewind->options, ledger_snapshot_options(req->every, keep),
-                          memory_order_release);
+    const uint32_t keep = req->keep > 0 ? req->keep : snapshot_set_keep(m->ledger);
+    snapshot_set_options(m->ledger, req->every, keep);
     trim(s);
     snapshots_moved(m);
     log_info("op=snapshot model=%s every=%" PRIu64 " keep=%" PRIu32, m->spec->name, req->every,
@@ -537,20 +471,19 @@ static int answer(struct op *op)
     if (rows == NULL)
         return err_set(&op->err, SHD_ENOMEM, "no memory for a list of snapshots");
     for (uint32_t i = 0; s != NULL && i < LEDGER_SNAPSHOTS; i++) {
-        const struct snapshot *item = &s->items[i];
-        if (item->state != SNAPSHOT_READY)
+        if (s->set.items[i].state != SNAPSHOT_READY)
             continue;
-        rows[count][0] = item->step;
-        rows[count][1] = item->segment.bytes;
-        rows[count++][2] = head_of(item)->time_ns;
+        rows[count][0] = s->set.items[i].step;
+        rows[count][1] = s->segments[i].bytes;
+        rows[count++][2] = head_of(s, i)->time_ns;
     }
     qsort(rows, count, sizeof *rows, compare_rows);
     op->work = rows; /* freed with the op */
     op->reply.type = WIRE_SNAPSHOTS;
     op->reply.snapshots = (struct wire_snapshots){
         .step = step_collecting(m->core),
-        .every = ledger_snapshot_every(options_of(m)),
-        .keep = keep_of(m),
+        .every = snapshot_set_every(m->ledger),
+        .keep = snapshot_set_keep(m->ledger),
         .rows = { (const uint8_t *)rows, count * sizeof *rows },
     };
     return SHD_OK;
@@ -583,10 +516,8 @@ struct rewind **snapshots_rewind(struct model *m)
 bool snapshots_are_idle(const struct model *m)
 {
     const struct snapshots *s = snapshots_of(m);
-    uint32_t lent = 0;
-    for (uint32_t i = 0; s != NULL && i < LEDGER_SNAPSHOTS; i++)
-        lent += s->items[i].lent;
-    return s == NULL || (s->making == NONE && s->copying == NONE && s->rewind == NULL && lent == 0);
+    return s == NULL || (s->making == NONE && s->set.copying == NONE && s->rewind == NULL &&
+                         !snapshot_set_lent(&s->set));
 }
 
 void snapshots_free(struct model *m)
@@ -595,7 +526,7 @@ void snapshots_free(struct model *m)
     if (s == NULL)
         return;
     for (uint32_t i = 0; i < LEDGER_SNAPSHOTS; i++)
-        keeper_segment_close(m->kept.keeper, &s->items[i].segment);
+        keeper_segment_close(m->kept.keeper, &s->segments[i]);
     segment_close(&s->made);
     free(s->rewind);
     free(s);
@@ -613,24 +544,26 @@ static bool is_good(const struct model *m, const struct head *h)
            h->record.step <= LEDGER_STEP_MAX && h->record.record.blob_bytes <= LEDGER_BLOB_BYTES;
 }
 
-static int adopt_one(struct model *m, int fd, struct snapshot *item, struct shd_err *e)
+static int adopt_one(struct model *m, int fd, struct snapshots *s, uint32_t index,
+                     struct shd_err *e)
 {
     struct stat st;
     if (fstat(fd, &st) != 0 || st.st_size < 0 || (uint64_t)st.st_size != all_bytes(m))
         return err_set(e, SHD_ESEGMENT, "a snapshot is not of %" PRIu64 " bytes", all_bytes(m));
-    const int r = keeper_segment_map(fd, SEGMENT_STAGE, all_bytes(m), &item->segment, e);
+    const int r = keeper_segment_map(fd, SEGMENT_STAGE, all_bytes(m), &s->segments[index], e);
     if (r != SHD_OK)
         return r;
-    item->used = true;
-    model_have(m, item->segment.bytes);
-    struct head *h = head_of(item);
+    s->written[index] = true;
+    model_have(m, s->segments[index].bytes);
+    struct head *h = head_of(s, index);
+    struct snapshot_item *item = &s->set.items[index];
     item->state = is_good(m, h) ? SNAPSHOT_READY : SNAPSHOT_FREE;
     item->step = h->record.step;
     if (item->state == SNAPSHOT_FREE) { /* it was being made */
         h->magic = SNAPSHOT_MAGIC;
         h->units = m->ledger->head->units;
         h->state_bytes = snapshot_state_bytes(m);
-        give_up(item);
+        give_up(s, index);
     }
     return SHD_OK;
 }
@@ -644,7 +577,7 @@ int snapshots_adopt(struct model *m, struct keeper_group *g, struct shd_err *e)
             continue;
         int r = get(m, &s, e);
         if (r == SHD_OK && s != NULL)
-            r = adopt_one(m, g->fd[KEEPER_SNAPSHOT + i], &s->items[i], e);
+            r = adopt_one(m, g->fd[KEEPER_SNAPSHOT + i], s, i, e);
         if (r == SHD_ENOMEM)
             return r;
         if (r != SHD_OK)
@@ -652,7 +585,7 @@ int snapshots_adopt(struct model *m, struct keeper_group *g, struct shd_err *e)
                      "are there\"",
                      m->spec->name, e->text);
     }
-    if (ledger_rewinding(m->ledger, &step) && find(m, step) == NULL)
+    if (ledger_rewinding(m->ledger, &step) && !snapshot_has(m, step))
         return err_set(
             e, SHD_ESEGMENT,
             "it was going back to step %" PRIu64 ", and the keeper has no snapshot of that", step);
@@ -666,7 +599,7 @@ void snapshots_adopted(struct model *m, struct keeper_group *g)
         count_bytes(s);
     for (int i = 0; i < KEEPER_SNAPSHOTS; i++) {
         int *fd = &g->fd[KEEPER_SNAPSHOT + i];
-        if (*fd < 0 || (s != NULL && s->items[i].state != SNAPSHOT_NONE))
+        if (*fd < 0 || (s != NULL && s->set.items[i].state != SNAPSHOT_NONE))
             continue;
         keeper_remove_part(m->kept.keeper, g->instance, (enum keeper_part)(KEEPER_SNAPSHOT + i));
         close(*fd);
@@ -678,7 +611,7 @@ void snapshots_unadopt(struct model *m)
 {
     struct snapshots *s = snapshots_of(m);
     for (uint32_t i = 0; s != NULL && i < LEDGER_SNAPSHOTS; i++)
-        s->items[i].segment.fd = -1; /* the group's */
+        s->segments[i].fd = -1; /* the group's */
     snapshots_free(m);
 }
 

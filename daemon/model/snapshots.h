@@ -56,16 +56,16 @@ void snapshot_rewound(struct model *m, uint64_t step);
 /* For fork.h: the snapshot of a step is lent. Until it is given back its memory stays where it is,
  * and what is written into it is queued behind what was queued to read it; what it has beside the
  * arrays is to be copied at once. */
-struct snapshot;
+struct snapshot_item;
 struct snapshot_lent {
-    struct snapshot *snapshot;
+    struct snapshot_item *snapshot;
     const struct rewind_record *record;
     const uint64_t *updates; /* [units] */
     const uint8_t *blob;     /* [record->record.blob_bytes] */
     const void *state;       /* [snapshot_state_bytes()] */
 };
 bool snapshot_lend(struct model *m, uint64_t step, struct snapshot_lent *ret_lent);
-void snapshot_give_back(struct model *m, struct snapshot *snapshot);
+void snapshot_give_back(struct model *m, struct snapshot_item *snapshot);
 
 /* One of this step is being copied. */
 bool snapshot_comes(const struct model *m, uint64_t step);

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "client/paths/decide.h"
+#include "client/paths/rewind_turn.h"
 #include "client/paths/turn.h"
 #include "client/paths/watch.h"
 #include "proto/base/check.h"
@@ -619,6 +620,62 @@ TEST(random_orders_losses_and_repeats_end_in_one_decision)
     for (uint64_t n = 1; n <= 2000; n++)
         overs += world_run(test_seed(n * UINT64_C(0x9E3779B97F4A7C15)));
     EXPECT(overs > 0); /* late workers did occur */
+}
+
+/* -- Rewinds (rewind_turn.h) ---------------------------------------------------------------------
+ */
+
+static void expect_asked(const struct rewind_turn *t, enum wire_rewind_what what, uint32_t first,
+                         uint32_t last)
+{
+    uint32_t from, end;
+    EXPECT(rewind_turn_next(t, &from, &end));
+    EXPECT_EQ(t->ask.what, what);
+    EXPECT_EQ(from, first);
+    EXPECT_EQ(end, last + 1);
+}
+
+TEST(owners_hold_a_snapshot_before_owner_0_goes_back_and_all_follow)
+{
+    struct rewind_turn t;
+    struct shd_err e = { 0 };
+    const struct wire_rewound held = { .consent = 77 }, other = { .consent = 5 },
+                              went = { .step = 4, .attempt = 9, .consent = 77 }, not_yet = { 0 };
+    uint32_t from, end;
+    rewind_turn_begin(&t, 3, 4, 2);
+    expect_asked(&t, WIRE_REWIND_HOLD, 0, 0);
+    EXPECT_EQ(t.ask.attempt, 2);
+    EXPECT_OK(rewind_turn_answered(&t, 0, &held, &e), &e);
+    expect_asked(&t, WIRE_REWIND_HOLD, 1, 2);
+    EXPECT_EQ(t.ask.consent, 77);
+    EXPECT_OK(rewind_turn_answered(&t, 2, &other, &e), &e);
+    EXPECT_OK(rewind_turn_answered(&t, 1, &other, &e), &e);
+    expect_asked(&t, WIRE_REWIND_GO, 0, 0);
+    EXPECT_EQ(t.ask.consent, 77); /* owner 0's */
+    EXPECT_OK(rewind_turn_answered(&t, 0, &went, &e), &e);
+    expect_asked(&t, WIRE_REWIND_FOLLOW, 0, 2);
+    EXPECT_EQ(t.ask.attempt, 9);
+    EXPECT_STATUS(rewind_turn_answered(&t, 1, &not_yet, &e), SHD_EPROTO);
+    for (uint32_t i = 0; i < 3; i++)
+        EXPECT_OK(rewind_turn_answered(&t, i, &went, &e), &e);
+    EXPECT(!rewind_turn_next(&t, &from, &end));
+    rewind_turn_begin(&t, 1, 4, 0); /* there are no others */
+    EXPECT_OK(rewind_turn_answered(&t, 0, &held, &e), &e);
+    expect_asked(&t, WIRE_REWIND_GO, 0, 0);
+}
+
+TEST(answers_of_before_and_after_a_rewind_are_told_apart)
+{
+    const struct rewind_seen none[2] = { { 0, 0 }, { 0, 0 } }, half[2] = { { 9, 4 }, { 0, 0 } },
+                             all[2] = { { 9, 4 }, { 9, 4 } };
+    const struct rewind_mark before = rewind_mark_of(none, 2), amid = rewind_mark_of(half, 2),
+                             after = rewind_mark_of(all, 2);
+    bool apart;
+    EXPECT_EQ(rewind_newest_of(half, 2, &apart).step, 4);
+    EXPECT(apart);
+    EXPECT(!rewind_between(&before, &before) && !rewind_between(&after, &after));
+    EXPECT(rewind_between(&before, &amid) && rewind_between(&before, &after));
+    EXPECT(rewind_between(&amid, &amid) && rewind_between(&amid, &after));
 }
 
 TEST_MAIN()
