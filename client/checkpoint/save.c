@@ -14,6 +14,7 @@
 #include "client/paths/decide.h"
 #include "client/paths/look.h"
 #include "client/paths/map.h"
+#include "client/paths/rewind.h"
 #include "client/run/stream.h"
 #include "client/session/hub.h"
 #include "client/session/link.h"
@@ -54,7 +55,8 @@ struct save {
     uint64_t attempt; /* number of the question; answers to earlier ones do not count */
     uint32_t lead;    /* of the next question */
     uint64_t begun_ns, asked_ns, deadline_ns, timeout_ms;
-    struct answer *answers; /* owned, [owners] */
+    struct rewind_mark mark; /* when it was asked for */
+    struct answer *answers;  /* owned, [owners] */
     uint32_t owners;
 };
 
@@ -154,6 +156,7 @@ static int ask(struct save *s, struct shd_err *e)
         s->step = s->from;
     s->attempt++;
     s->asked_ns = clock_now_ns();
+    s->mark = rewind_mark(s->model);
     int r = SHD_OK;
     for (uint32_t i = 0; i < s->owners; i++)
         clear_answer(&s->answers[i]);
@@ -299,7 +302,8 @@ static int advance(struct save *s, struct shd_checkpointed *saved, struct shd_er
     if (outcome == OUTCOME_FAILED ||
         (outcome == OUTCOME_BUSY && clock_now_ns() - s->begun_ns > BUSY_NS))
         return err_set(e, failed->status, "%s", failed->text);
-    if (outcome == OUTCOME_ALL_IN)
+    const bool mixed = outcome == OUTCOME_ALL_IN && rewind_since(s->model, &s->mark);
+    if (outcome == OUTCOME_ALL_IN && !mixed)
         return finish(s, saved, e);
     if (save_step(s->model) < s->from)
         set_deadline(s); /* waiting for the step is what was asked for */
@@ -309,7 +313,7 @@ static int advance(struct save *s, struct shd_checkpointed *saved, struct shd_er
     if (outcome == OUTCOME_MOVED_ON) {
         s->lead = s->lead == 0 ? 2 : s->lead < LEAD_MAX ? 2 * s->lead : LEAD_MAX;
         r = ask(s, e);
-    } else if (outcome == OUTCOME_BUSY) {
+    } else if (outcome == OUTCOME_BUSY || mixed) {
         if (clock_now_ns() - s->asked_ns > POLL_NS)
             r = ask(s, e);
     } else if (is_given_up(s)) {

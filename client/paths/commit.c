@@ -37,8 +37,14 @@
 struct turning { /* ctx of a turn's round */
     struct shd_model *m;
     const struct wire_bytes *blob; /* borrowed; NULL: none */
-    uint64_t attempt;              /* 0: any, where the step has a recorded decision */
+    uint64_t attempt;
+    const uint64_t *attempts; /* borrowed, [owners]: instead, of each owner its own; NULL: none */
 };
+
+static uint64_t attempt_of(const struct turning *t, const struct link *link)
+{
+    return t->attempts != NULL ? t->attempts[link->index] : t->attempt;
+}
 
 static int turn_err(const struct link *link, int code, struct shd_err *e)
 {
@@ -53,7 +59,7 @@ static void make_prepare(const struct round *round, const struct link *link,
     ret_request->prepare = (struct wire_prepare){
         .model = t->m->map->owners[link->index].layout.handle,
         .step = round->arg,
-        .attempt = t->attempt,
+        .attempt = attempt_of(t, link),
         .unit_sums = turn_unit_sums(t->m->map->turn),
         .part_sums = turn_part_sums(t->m->map->turn),
     };
@@ -78,7 +84,7 @@ static void make_commit(const struct round *round, const struct link *link,
         .decision = *d,
         .has_blob = has_blob,
     };
-    ret_request->commit.attempt = t->attempt;
+    ret_request->commit.attempt = attempt_of(t, link);
     ret_request->commit.norm = turn_norm(t->m->map->turn);
     if (has_blob)
         ret_request->commit.blob = *t->blob;
@@ -131,17 +137,16 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
     return round_finish(&round, hub, r, e);
 }
 
-static int commit_turn(struct shd_model *m, const struct wire_bytes *blob, uint64_t attempt,
-                       struct shd_err *e)
+static int commit_turn(struct turning *t, struct shd_err *e)
 {
-    struct turning t = { m, blob, attempt };
+    struct shd_model *m = t->m;
     activity_begin(m, ACTIVITY_PREPARE, ACTIVITY_NONE, ACTIVITY_NONE);
-    int r = turn_round(&t, TURN_PREPARING, e);
+    int r = turn_round(t, TURN_PREPARING, e);
     activity_end(m);
     if (r != SHD_OK || turn_state(m->map->turn) != TURN_COMMITTING)
         return r;
     activity_begin(m, ACTIVITY_COMMIT, ACTIVITY_NONE, ACTIVITY_NONE);
-    r = turn_round(&t, TURN_COMMITTING, e);
+    r = turn_round(t, TURN_COMMITTING, e);
     activity_end(m);
     return r;
 }
@@ -154,8 +159,9 @@ int commit_step(struct shd_model *m, const struct decide_args *args, const struc
                                         .watched = m->spec->guard != NULL ? m->spec->guard->watched
                                                                           : NULL,
                                         .groups = m->spec->guard_audit ? model_returns(m) : 0 };
+    struct turning t = { .m = m, .blob = blob, .attempt = m->in.attempt };
     turn_begin(m->map->turn, m->step, &decide);
-    const int r = commit_turn(m, blob, m->in.attempt, e);
+    const int r = commit_turn(&t, e);
     m->sealed = m->sealed || turn_state(m->map->turn) != TURN_PREPARING ||
                 turn_unit_sums(m->map->turn) > 0;
     if (r == SHD_OK)
@@ -187,27 +193,41 @@ static struct steps find_steps(const struct map_model *map)
     return s;
 }
 
+/* As the owners have said, and not as they will: one that has begun another attempt since, or went
+ * back, is not to take this for a request of that. NULL: no memory. */
+static uint64_t *attempts_of(const struct shd_model *m)
+{
+    uint64_t *attempts = sys_calloc(m->map->owner_count, sizeof *attempts);
+    for (uint32_t i = 0; attempts != NULL && i < m->map->owner_count; i++)
+        attempts[i] = m->map->owners[i].layout.attempt;
+    return attempts;
+}
+
 /* Commit the step before s.max to all. *ret_over: it is no longer on record, so the owners moved
- * on. */
+ * on, or back. */
 static int pass_on(struct shd_model *m, struct steps s, bool *ret_over, struct shd_err *e)
 {
     const struct turn_update update = {
         .args = { .micro_batches = spec_micro_batches(m->spec, s.min) }, .recorded_only = true
     };
     size_t bytes;
+    uint64_t *attempts = attempts_of(m);
     void *data = sys_malloc(SHD_BLOB_BYTES_MAX);
-    if (data == NULL)
-        return err_set(e, SHD_ENOMEM, "no memory for a blob");
-    int r = look_blob(m, s.ahead, data, SHD_BLOB_BYTES_MAX, &bytes, e);
+    int r = data != NULL && attempts != NULL ? SHD_OK
+                                             : err_set(e, SHD_ENOMEM, "no memory for a blob");
+    if (r == SHD_OK)
+        r = look_blob(m, s.ahead, data, SHD_BLOB_BYTES_MAX, &bytes, e);
     if (r == SHD_OK) {
         const struct wire_bytes blob = { data, bytes };
+        struct turning t = { .m = m, .blob = &blob, .attempts = attempts };
         m->step = s.min;
         turn_begin(m->map->turn, m->step, &update);
-        r = commit_turn(m, &blob, /* attempt= */ 0, e);
+        r = commit_turn(&t, e);
     }
     free(data);
-    *ret_over = r == SHD_OK && turn_state(m->map->turn) == TURN_OVER;
-    return r;
+    free(attempts);
+    *ret_over = r == SHD_ERESET || (r == SHD_OK && turn_state(m->map->turn) == TURN_OVER);
+    return r == SHD_ERESET ? SHD_OK : r;
 }
 
 /* m->in becomes the groups that are in at every owner, in the last attempt that any has begun. */
@@ -227,12 +247,12 @@ static void take_in(struct shd_model *m)
     }
 }
 
-static void settled(struct shd_model *m, struct steps s)
+/* rewound: the rewind that all owners have gone along with. One that came since is not known of. */
+static void settled(struct shd_model *m, struct steps s, uint64_t rewound)
 {
     const struct map_layout *ahead = &m->map->owners[s.ahead].layout;
-    uint64_t to;
     m->step = s.max;
-    m->map->rewound = rewind_newest(m, &to);
+    m->map->rewound = rewound;
     if (ahead->decided)
         model_decided(m, &ahead->decision);
     take_in(m);
@@ -283,12 +303,13 @@ static int refresh(struct shd_model *m, struct shd_err *e)
     return r;
 }
 
-/* Has an owner answered before it went back, or has one not gone yet? Then they go together. */
-static int look_back(struct shd_model *m, bool *ret_again, struct shd_err *e)
+/* Has an owner answered before it went back, or has one not gone yet? Then they go together.
+ * *ret_newest: the last rewind, that all have gone along with where that is not so. */
+static int look_back(struct shd_model *m, uint64_t *ret_newest, bool *ret_again, struct shd_err *e)
 {
     uint64_t to;
     const int r = rewind_together(m, ret_again, e);
-    const uint64_t newest = rewind_newest(m, &to);
+    const uint64_t newest = *ret_newest = rewind_newest(m, &to);
     for (uint32_t i = 0; i < m->map->owner_count; i++)
         *ret_again = *ret_again || m->map->owners[i].layout.attempt < newest;
     return r;
@@ -297,13 +318,16 @@ static int look_back(struct shd_model *m, bool *ret_again, struct shd_err *e)
 int settle_steps(struct shd_model *m, struct shd_err *e)
 {
     struct steps s = find_steps(m->map), before = { UINT64_MAX, UINT64_MAX, 0, 0 };
+    uint64_t rewound = 0;
     for (uint32_t look = 0;; look++) {
         bool over = true, again = false;
-        int r = look_back(m, &again, e);
+        int r = look_back(m, &rewound, &again, e);
         if (r == SHD_OK && !again && s.min == s.max)
             break;
-        if (r == SHD_OK && !again && can_follow(m, s))
+        if (r == SHD_OK && !again && can_follow(m, s)) {
             r = pass_on(m, s, &over, e);
+            again = over; /* whatever it is that they did */
+        }
         if (r == SHD_OK && !over)
             break;
         if (r == SHD_OK && ((!again && same_steps(s, before)) || look == LOOKS_MAX))
@@ -315,7 +339,7 @@ int settle_steps(struct shd_model *m, struct shd_err *e)
         before = s;
         s = find_steps(m->map);
     }
-    settled(m, s);
+    settled(m, s, rewound);
     return SHD_OK;
 }
 

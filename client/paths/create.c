@@ -9,6 +9,7 @@
 
 #include "client/paths/look.h"
 #include "client/paths/map.h"
+#include "client/paths/rewind.h"
 #include "client/session/hub.h"
 #include "client/session/round.h"
 #include "client/session/session.h"
@@ -24,6 +25,7 @@
 
 #define FORKS_MAX 64u
 #define LEAD_MAX  4096u              /* steps ahead of the furthest owner */
+#define POLL_NS   (20 * NS_PER_MS)
 #define REACH_NS  (2000 * NS_PER_MS) /* for a step that was to come */
 
 struct part {                     /* an owner's */
@@ -275,7 +277,13 @@ static int fork_open(struct creating *c, struct shd_err *e)
     for (uint32_t i = 0; (r == SHD_ESTEP || r == SHD_ETIMEDOUT) && i < FORKS_MAX; i++) {
         c->hub->patient = lead == 0 && patient;
         c->hub->timeout_ns = lead == 0 ? timeout_ns : REACH_NS;
+        const struct rewind_mark mark = rewind_mark(c->starts->from);
         r = fork_at(c, look_furthest(c->starts->from) + lead, e);
+        if (r == SHD_OK && rewind_since(c->starts->from, &mark)) {
+            r = err_set(e, SHD_ESTEP, "model '%s' goes back and forth: fork it when it is at rest",
+                        c->starts->from->spec->name);
+            hub_poll(c->hub, POLL_NS, NULL);
+        }
         if (r == SHD_ETIMEDOUT && lead == 0)
             break;
         lead = r == SHD_ETIMEDOUT ? 0 : lead < LEAD_MAX ? 2 * lead + 1 : lead;

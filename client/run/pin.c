@@ -9,6 +9,7 @@
 #include "client/paths/look.h"
 #include "client/paths/map.h"
 #include "client/paths/place.h"
+#include "client/paths/rewind.h"
 #include "client/run/stream.h"
 #include "client/session/hub.h"
 #include "client/session/round.h"
@@ -40,6 +41,7 @@ struct pinned {
     uint64_t number; /* of the question; answers to earlier ones do not count */
     uint32_t lead;   /* of the next question */
     uint64_t asked_ns;
+    struct rewind_mark mark;  /* when that was */
     struct pin_owner *owners; /* owned, [owner_count] */
 };
 
@@ -99,6 +101,7 @@ static int ask(struct pinned *p, struct shd_err *e)
     int r = find_step(p, &p->step, e);
     p->number++;
     p->asked_ns = clock_now_ns();
+    p->mark = rewind_mark(p->model);
     for (uint32_t i = 0; i < hub->link_count; i++)
         p->owners[i].in = false;
     for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++) {
@@ -205,7 +208,12 @@ static int await(struct pinned *p, struct shd_err *e)
     while (r == SHD_OK) {
         switch (look(p, &refused)) {
         case OUTCOME_ALL_IN:
-            return SHD_OK;
+            if (!rewind_since(p->model, &p->mark))
+                return SHD_OK;
+            r = hub_poll(p->model->session->hub, POLL_NS, e);
+            if (r == SHD_OK)
+                r = ask(p, e);
+            break;
         case OUTCOME_FAILED:
             return err_set(e, refused->status, "%s", refused->text);
         case OUTCOME_BUSY:

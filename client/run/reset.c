@@ -59,6 +59,9 @@ static int go_back(struct shd_model *m, struct shd_err *e)
 /* The board says nothing of a step that is over: then it is a later one that begins again. */
 int reset_look(struct shd_model *m, struct shd_err *e)
 {
+    const int awaited = m->map != NULL ? rewind_await(m, e) : SHD_OK;
+    if (awaited != SHD_OK)
+        return awaited;
     if (m->map != NULL && rewind_seen(m, NULL) != SHD_OK)
         return go_back(m, e);
     const uint64_t attempt = m->session->control->attempt(m);
@@ -95,6 +98,8 @@ int shd_reset_step(shd_model *m, struct shd_err *e)
     if (reset_look(m, NULL) == SHD_ERESET)
         return SHD_OK; /* somebody was faster */
     r = m->session->control->reset(m, &attempt, e);
+    if (r == SHD_ESTEP && reset_look(m, NULL) == SHD_ERESET)
+        return SHD_OK; /* it went back meanwhile: there is no such step */
     if (r != SHD_OK)
         return r;
     m->in.attempt = attempt;

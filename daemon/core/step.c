@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "daemon/core/ledger.h"
+#include "daemon/core/ledger_rewind.h"
 #include "daemon/core/step_state.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
@@ -415,14 +416,26 @@ uint64_t step_attempt(const struct step *s)
     return s->round - step_collecting(s) + 1;
 }
 
+uint64_t step_rewound(const struct step *s)
+{
+    const struct ledger_rewind *r = s->ledger.rewind;
+    return r != NULL ? atomic_load_explicit(&r->last, memory_order_relaxed) : 0;
+}
+
 enum step_when step_when(const struct step *s, uint64_t step, uint64_t attempt)
 {
     const uint64_t now = step_attempt(s);
     const uint64_t collecting = step_collecting(s);
-    if (attempt == 0 || attempt == now || step < collecting)
+    if (attempt == 0 || attempt == now)
+        return STEP_WHEN_NOW;
+    /* Its sender does not know yet that the model went back. A step of that number may have been
+     * decided again since: what is on record of it is no answer. */
+    if (attempt < step_rewound(s))
+        return STEP_WHEN_PAST;
+    if (step < collecting)
         return STEP_WHEN_NOW;
     if (attempt < now)
-        return STEP_WHEN_PAST; /* a later step: the model went back since */
+        return STEP_WHEN_PAST;
     return step == collecting ? STEP_WHEN_AHEAD : STEP_WHEN_NOW;
 }
 

@@ -151,7 +151,7 @@ void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_action
  * gradients are collected now? */
 enum step_when {
     STEP_WHEN_NOW,
-    STEP_WHEN_PAST,  /* the attempt was given up */
+    STEP_WHEN_PAST,  /* the attempt was given up; with a rewind, whatever the step */
     STEP_WHEN_AHEAD, /* another owner has granted a reset: first follow, agreed (step_reset.h) */
 };
 enum step_when step_when(const struct step *s, uint64_t step, uint64_t attempt);
@@ -161,6 +161,9 @@ uint64_t step_now(const struct step *s);        /* committed steps whose updates
 uint64_t step_collecting(const struct step *s); /* the step whose gradients are taken now */
 enum step_phase step_phase(const struct step *s);
 uint64_t step_attempt(const struct step *s); /* at the collecting step, from 1: step_reset.h */
+/* The attempt that began with the last rewind (step_rewind.h); 0: there was none. Steps of before
+ * have the same numbers as others since. */
+uint64_t step_rewound(const struct step *s);
 uint64_t step_updates(const struct step *s); /* committed and not skipped */
 /* Those of them that updated the unit: not one that it was idle in and skips. */
 uint64_t step_unit_updates(const struct step *s, uint32_t unit);

@@ -54,6 +54,7 @@ struct pin {
     struct model *model; /* borrowed */
     enum pin_state state;
     uint64_t step;
+    uint64_t rewound;       /* COPYING, READY: step_rewound() then: the run that the step is of */
     bool ema;               /* not parameters but their average, where a unit has one */
     struct segment segment; /* owned; as the publish segment, place for place */
     uint64_t number;        /* of the segment, of all that this model's pins ever had; from 1 */
@@ -407,6 +408,12 @@ int pins_before_update(struct model *m, uint32_t unit, struct shd_err *e)
 
 /* -- Beginning --------------------------------------------------------------------------------- */
 
+/* A step of before a rewind is another than that of the same number since. */
+static bool is_of_this_run(const struct pin *pin)
+{
+    return pin->state < PIN_COPYING || pin->rewound == step_rewound(pin->model->core);
+}
+
 /* Go on as far as that can be done now. */
 static void advance(struct pin *pin)
 {
@@ -417,6 +424,7 @@ static void advance(struct pin *pin)
         is_over(pin);
     else if (pin->state == PIN_ARMED && when == SWEEP_NOW) {
         sweep_begin(&pin->sweep);
+        pin->rewound = step_rewound(pin->model->core);
         pin->state = PIN_COPYING;
         pin->began_ns = uv_hrtime();
         FAIL_POINT("pin:begin");
@@ -527,7 +535,8 @@ static struct pin *find_step(const struct model *m, uint64_t step, bool ema)
         struct pin *pin = m->waits.pins->items[i];
         if (pin == NULL || pin->step != step || pin->ema != ema || pin->state == PIN_FAILED)
             continue;
-        if (pin->state >= PIN_COPYING || sweep_when(m->core, step) != SWEEP_OVER)
+        if (pin->state >= PIN_COPYING ? is_of_this_run(pin)
+                                      : sweep_when(m->core, step) != SWEEP_OVER)
             return pin;
     }
     return NULL;
@@ -569,7 +578,7 @@ static int take(struct op *op, struct pin **ret_pin, struct hold **ret_hold)
         return r;
     if (pin != mine)
         h = join(pin, op->session);
-    if ((pin->step != step || pin->ema != ema) && pin->state != PIN_MAKING)
+    if ((pin->step != step || pin->ema != ema || !is_of_this_run(pin)) && pin->state != PIN_MAKING)
         pin->state = PIN_ARMED;
     pin->step = step;
     pin->ema = ema;

@@ -3,11 +3,14 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/paths/look.h"
+#include "client/paths/map.h"
 #include "client/session/session.h"
+#include "proto/share/board.h"
 #include "tests/lib/client_remote.h"
 
 #define TOY       toy_spec("f32", TOY_ADAMW)
@@ -367,7 +370,109 @@ TEST(a_pinned_step_stays_pinned)
     fixture_stop(&daemons);
 }
 
+/* A step of a run that was given up is another than that of the same number now: who pins that gets
+ * none of the other, though somebody has it pinned still. */
+TEST(a_pinned_step_of_before_is_no_step_of_now)
+{
+    struct shd_err e = { 0 };
+    const struct shd_pin_options exact = { .size = sizeof exact, .step = 3, .exact = true };
+    char three[65], got[65];
+    uint64_t step;
+    toy_reference(TOY, 3, three);
+    fixture_start_kept(&daemons, 2, "");
+    shd_session *s = attach(PATIENT_MS), *a = attach(PATIENT_MS), *b = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, TOY), *old = open_toy(a, TOY), *new = open_toy(b, TOY);
+    train_steps(m, 1);
+    EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+    train_wrong(m, 2);
+    EXPECT_OK(shd_pin(old, &exact, &step, &e), &e);
+    EXPECT_OK(shd_model_rewind(m, 1, &step, &e), &e);
+    train_steps(m, 2);
+    digest_at(m, 3, got);
+    EXPECT_STR(got, three);
+    EXPECT_OK(shd_pin(new, &exact, &step, &e), &e);
+    for (uint32_t u = 0; u < shd_units(m); u++) {
+        const size_t bytes = shd_unit_elems(m, u) * sizeof(float);
+        const void *params;
+        EXPECT_OK(shd_acquire(m, u, &params, &e), &e);
+        EXPECT(memcmp(params, shd_pinned(new, u), bytes) == 0);
+        EXPECT(memcmp(params, shd_pinned(old, u), bytes) != 0);
+        shd_release(m, u);
+    }
+    EXPECT_OK(shd_pin(old, &exact, &step, &e), &e); /* its own, once more */
+    EXPECT(memcmp(shd_pinned(old, 1), shd_pinned(new, 1), shd_unit_elems(m, 1) * sizeof(float)) ==
+           0);
+    shd_close(b);
+    shd_close(a);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 #ifdef SHD_FAIL_POINTS
+static pid_t start_rewinder(uint64_t to)
+{
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid > 0)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    shd_session *s;
+    shd_model *m;
+    struct shd_err e = { 0 };
+    uint64_t step;
+    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
+    if (r == SHD_OK)
+        r = shd_model_attach(s, "toy", &m, &e);
+    if (r == SHD_OK)
+        r = shd_model_rewind(m, to, &step, &e);
+    if (r != SHD_OK)
+        fprintf(stderr, "rewind: %s\n", e.text);
+    _exit(r == SHD_OK ? 0 : 1);
+}
+
+/* Daemons that have stopped themselves go on after a while, each time. */
+static pid_t start_continuer(void)
+{
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid > 0)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;) {
+        usleep(200 * 1000);
+        for (int i = 0; i < 2; i++)
+            kill(daemons.pids[i], SIGCONT);
+    }
+}
+
+/* An owner is in the middle of it and has not said so: what was read of its parameters meanwhile is
+ * of no step. The others, which have not gone back, are not given what came of it. */
+TEST(what_was_computed_while_an_owner_goes_back_is_not_returned)
+{
+    struct shd_err e = { 0 };
+    float *grad;
+    uint64_t step;
+    fixture_start_kept(&daemons, 2, "rewind:copied!;");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, TOY);
+    train_steps(m, 3);
+    EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+    train_wrong(m, 2);
+    EXPECT_OK(shd_grad(m, 0, 1, &grad, &e), &e);
+    grad[0] = 3;
+    const pid_t rewinder = start_rewinder(3);
+    const struct board *board = m->map->owners[0].board.base;
+    EXPECT_SOON(board_version(board, 0) == UINT64_MAX);
+    const pid_t continuer = start_continuer();
+    EXPECT_STATUS(shd_return(m, 0, 1, &e), SHD_ERESET);
+    EXPECT_EQ(shd_step(m), 3);
+    expect_end(rewinder);
+    kill(continuer, SIGKILL);
+    waitpid(continuer, NULL, 0);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* Killed there, the first time or again: who rewinds repeats what it needs, and all owners go. */
 TEST(daemons_killed_in_the_middle_go_back_whole)
 {

@@ -126,7 +126,6 @@ TEST(later_of_two_sessions_has_the_model_go_back)
 
 TEST(what_is_read_is_neither_written_nor_given_back)
 {
-    struct snapshot_set set;
     snapshot_set_init(&set);
     set.items[3] = (struct snapshot_item){ .state = SNAPSHOT_FREE, .lent = 1 };
     EXPECT(snapshot_set_lent(&set));
