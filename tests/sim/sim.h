@@ -29,27 +29,25 @@
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/share/guard_window.h"
+#include "proto/spec/ramp.h"
 #include "proto/spec/settings.h"
+#include "tests/sim/sim_back.h"
 #include "tests/sim/sim_bug.h"
+#include "tests/sim/sim_model.h"
 
 #define SIM_DAEMONS  4u
 #define SIM_WORKERS  5u
-#define SIM_UNITS    4u
-#define SIM_MICROS   6u
-#define SIM_BLOCKS   5u
 #define SIM_SLOTS    2u
-#define SIM_STEPS    4096u
 #define SIM_SESSIONS 24u
 #define SIM_OPS      192u
 #define SIM_KERNELS  64u
 #define SIM_CALLS    64u
 #define SIM_ANSWERS  64u
 #define SIM_TRACE    8192u
-#define SIM_ROUNDS   16384u
+#define SIM_ROUNDS   65536u /* a rewind leaves some two thousand out */
 #define SIM_NOBODY   UINT32_MAX
-#define SIM_SETTINGS (1 + SETTINGS_RATES) /* of one group */
-#define SIM_LIMITS   GUARD_LIMIT_NUMBERS  /* of one rule */
-#define SIM_HISTORY  64u
+#define SIM_SETTINGS (1 + SETTINGS_RATES)      /* of one group */
+#define SIM_LIMITS   (2 * GUARD_LIMIT_NUMBERS) /* of two rules */
 
 #define US UINT64_C(1000)
 #define MS UINT64_C(1000000)
@@ -80,6 +78,14 @@ enum sim_fault { /* bits */
                  SIM_GIVE_UP = 1 << 15, /* workers return what they do not stand by, and reset */
 };
 
+enum sim_guard_kind {
+    SIM_GUARD_NONE,
+    SIM_GUARD_SCORES, /* skips steps whose norm is far from those before */
+    SIM_GUARD_SKIPS,  /* there are bad batches, and it skips their steps */
+    SIM_GUARD_STOPS,  /* likewise, and stops training */
+    SIM_GUARDS
+};
+
 struct sim_config {
     uint64_t seed;
     uint64_t model_seed; /* gradients, decisions: the result depends on this one alone */
@@ -93,7 +99,9 @@ struct sim_config {
     bool apart;      /* each worker would have another learning rate */
     bool sets;       /* somebody changes settings */
     bool guests;     /* steps are pinned, forks made and dropped */
-    bool guard;      /* steps whose norm or loss is far from those before are skipped */
+    bool ramp;       /* steps have different numbers of micro-batches, at most `micros` */
+    uint32_t guard;  /* enum sim_guard_kind */
+    bool rewinds;    /* snapshots are made, and the model goes back to them */
     uint64_t verify; /* with leases, of so many steps one is verified; 0: none */
     uint32_t wrong;  /* plus 1: the worker whose hashes are others than they should be; 0: none */
 };
@@ -118,6 +126,8 @@ struct sim_result {
     uint64_t compared, compared_wrong; /* pairs of copies; with the wrong worker's */
     uint64_t named;                    /* differences that were said */
     uint64_t pins, forks, drops;       /* that guests brought to their end */
+    uint64_t stops;                    /* by guards, that ended */
+    uint64_t snapshots, rewinds;       /* of an owner; of the model */
     char promise[16];                  /* BROKEN: its name */
     uint32_t daemon, worker;           /* BROKEN: whose it is, or SIM_NOBODY */
     char text[256];
@@ -146,6 +156,7 @@ enum sim_kind {
     SIM_COMMIT,
     SIM_LEASE,
     SIM_RESET_STEP,
+    SIM_REWIND,
     SIM_DETACH,
     SIM_HANGUP,
 };
@@ -160,6 +171,7 @@ struct sim_request {
     uint64_t blob;
     double norm; /* COMMIT */
     struct decision decision;
+    struct wire_rewind rewind;
 };
 
 struct sim_layout {
@@ -182,6 +194,7 @@ struct sim_reply {
         struct wire_prepared prepared;
         struct wire_committed committed;
         struct sim_layout layout;
+        struct wire_rewound rewound;
         struct {
             uint64_t attempt;
             enum step_reset_answer answer;
@@ -227,7 +240,9 @@ enum sim_event_kind {
     EV_START_WORKER,
     EV_FAULT,
     EV_SET,
-    EV_ASK, /* a guest's, sim_guest.h */
+    EV_GO_ON,
+    EV_BACK, /* arg 1: memory for a snapshot is made */
+    EV_ASK,  /* a guest's, sim_guest.h */
     EV_ANSWER,
     EV_GUEST,
     EV_GUEST_AGAIN,
@@ -273,9 +288,10 @@ struct sim_op { /* a Return that is not credited */
     uint32_t unit, micro, slot;
 };
 
-struct sim_copy { /* whose it is: */
-    bool fork;
-    uint32_t pin; /* else */
+enum sim_copy_what { SIM_COPY_PIN, SIM_COPY_FORK, SIM_COPY_SNAPSHOT, SIM_COPY_BACK };
+struct sim_copy {
+    enum sim_copy_what what;
+    uint32_t pin;
 };
 
 struct sim_kernel {
@@ -307,6 +323,7 @@ struct sim_daemon {
     uint64_t credited_round;
     uint32_t credited[SIM_UNITS]; /* a bit per micro-batch of that round */
     uint64_t lost_gen;            /* its keeper was lost: what was promised before is void */
+    struct sim_back back;         /* part of it outlives the daemon */
     /* dies with it */
     struct ledger ledger;
     struct step *core;
@@ -318,6 +335,7 @@ struct sim_daemon {
     struct sim_kernel kernels[SIM_KERNELS];
     uint64_t kernel_first, kernel_done, kernel_last;
     uint64_t lease_timer; /* the number of the one that counts */
+    bool adopted;         /* what a predecessor left */
 };
 
 struct sim_call {
@@ -350,7 +368,9 @@ enum sim_work {
     WORK_COMPUTING,
     WORK_RETURNING,
     WORK_TURN,
+    WORK_STOPPED, /* by a guard: Prepare is asked again */
     WORK_RESETTING,
+    WORK_GOING_BACK, /* the model, or owners that have not gone yet */
     WORK_FINISHED,
 };
 
@@ -368,12 +388,17 @@ struct sim_worker {
     uint32_t micro;
     uint32_t computed;              /* a bit per micro-batch of the step that was handed over */
     bool torn;                      /* parameters changed while it computed */
+    uint64_t owns[SIM_DAEMONS];     /* SETTLING: of each owner its own attempt */
     uint64_t attempt, settled_step; /* a predecessor may have returned some of that */
     bool gives_up;                  /* it will have the step reset */
     uint32_t spoilt_from; /* computes what it will give up, and returns units from this on; 0: no */
-    bool agreed;          /* RESETTING: an owner has granted it */
-    uint64_t wanted;      /* that attempt */
-    uint32_t told;        /* a bit per owner that has been asked; answered: */
+    uint64_t rewound;     /* the rewind that it has gone along with: its attempt; 0: none */
+    uint64_t seen;        /* the last one, when it began to settle */
+    bool told_reset;      /* it must look whether the model went back */
+    struct sim_returning returning;
+    bool agreed;     /* RESETTING: an owner has granted it */
+    uint64_t wanted; /* that attempt */
+    uint32_t told;   /* a bit per owner that has been asked; answered: */
     uint32_t followed;
     bool has_last;
     struct decision last;
@@ -423,15 +448,16 @@ struct sim {
     uint32_t job;
     uint64_t job_ready_ns; /* all connections of the job before are gone */
     /* what must be: grows with the decisions */
-    uint64_t decided; /* steps with a decision */
-    struct decision decision[SIM_STEPS];
+    struct ramp ramp;
+    struct sim_line line[2];                  /* by era & 1 */
+    uint64_t era;                             /* so often the model went back: */
+    struct rewind_seen gone[SIM_REWINDS + 2]; /* [0]: nowhere */
     struct history_slot history[SIM_HISTORY];
+    uint64_t gone_on; /* what a guard stopped at so many commits, it was said, is to go on */
     struct sim_setter setter;
-    struct sim_guests *guests;                /* owned; NULL: none */
-    uint64_t param[2][SIM_UNITS][SIM_BLOCKS]; /* of version `decided` and the one before */
-    uint64_t updates[1 + SIM_UNITS];          /* of the model, and of each unit */
-    bool spoilt[SIM_ROUNDS];                  /* something is in that does not count */
-    uint64_t must_give_up[SIM_WORKERS];       /* the attempt in which it returned such; 0: none */
+    struct sim_guests *guests;          /* owned; NULL: none */
+    bool spoilt[SIM_ROUNDS];            /* something is in that does not count */
+    uint64_t must_give_up[SIM_WORKERS]; /* the attempt in which it returned such; 0: none */
     uint64_t last_fault_ns, last_decided_ns, give_up_step;
     uint32_t give_ups; /* made in that step */
     bool kept_lost;
@@ -452,6 +478,7 @@ void sim_at(struct sim *s, uint64_t delay_ns, struct sim_event event);
 bool sim_pop(struct sim *s, struct sim_event *ret_event);
 void sim_requeue(struct sim *s, const struct sim_event *event, uint64_t at_ns);
 void sim_send(struct sim *s, const struct sim_msg *msg);
+void sim_deliver(struct sim *s, const struct sim_msg *msg, uint64_t delay_ns); /* for sure */
 void sim_msg_done(struct sim *s, uint64_t index);
 void sim_note(struct sim *s, const char *what, uint32_t daemon, uint32_t worker, uint64_t step,
               uint32_t unit, uint32_t micro);
@@ -462,17 +489,6 @@ void sim_deinit(struct sim *s);
 _Noreturn void sim_broken(struct sim *s, const char *promise, uint32_t daemon, uint32_t worker,
                           const char *format, ...) __attribute__((format(printf, 5, 6)));
 _Noreturn void sim_lost(struct sim *s, const char *why);
-uint64_t sim_mix(uint64_t a, uint64_t b);
-bool sim_none(const struct sim *s, uint64_t step, uint32_t micro, uint32_t unit);
-uint64_t sim_tag(const struct sim *s, uint64_t step, uint32_t micro, uint32_t unit);
-uint64_t sim_add(uint64_t acc, bool first, uint64_t tag, uint32_t block);
-uint64_t sim_update(uint64_t param, uint64_t decision, uint64_t acc);
-uint64_t sim_mean(uint64_t acc, uint32_t took);
-void sim_square(uint64_t acc, struct fixsum *sum, bool *finite);
-uint64_t sim_decision_hash(const struct decision *d);
-struct turn_update sim_update_of(const struct sim *s, uint64_t step, uint32_t job,
-                                 const struct decision *last);
-uint32_t sim_first_block(const struct sim *s, uint32_t owner, uint32_t unit);
 uint64_t sim_round(uint64_t step, uint64_t attempt);
 void sim_check_sum(struct sim *s, const struct sim_daemon *d, uint32_t unit, uint64_t step,
                    uint32_t next);
@@ -483,12 +499,13 @@ void sim_check_prepared(struct sim *s, const struct sim_daemon *d, const struct 
 void sim_check_credited(struct sim *s, const struct sim_daemon *d);
 void sim_check_progress(struct sim *s);
 void sim_check_end(struct sim *s);
-void sim_begin_checks(struct sim *s);
 
 /* sim_daemon.c: a daemon's loop */
 void sim_daemon_take(struct sim *s, struct sim_daemon *d, const struct step_actions *actions);
 void sim_daemon_after(struct sim *s, const struct sim_daemon *d, uint64_t delay_ns,
                       enum sim_event_kind kind, uint64_t arg);
+void sim_daemon_moved(struct sim *s, struct sim_daemon *d); /* whoever waits for it asks again */
+void sim_daemon_wake(struct sim *s);                        /* the workers */
 
 /* sim_life.c: kernels */
 void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_action *a);
@@ -499,6 +516,8 @@ void sim_kernel_event(struct sim *s, struct sim_daemon *d);
 
 /* sim_life.c, but for the event */
 void sim_daemon_start(struct sim *s, struct sim_daemon *d);
+void sim_daemon_core(struct sim *s, struct sim_daemon *d); /* at what its ledger says */
+uint64_t *sim_flat_param(const struct sim *s, struct sim_daemon *d, uint32_t flat);
 /* But for waits past wait_count, which nobody reads: they are nearly all of it. */
 void sim_session_clear(struct sim_session *ses);
 void sim_daemon_kill(struct sim *s, struct sim_daemon *d);
@@ -506,8 +525,14 @@ void sim_daemon_event(struct sim *s, struct sim_daemon *d, const struct sim_even
 void sim_daemon_deinit(struct sim_daemon *d);
 void sim_daemon_wipe(struct sim *s, struct sim_daemon *d);
 
-/* sim_check.c: of a model with one */
-extern const struct guard sim_guard;
+/* sim_guard.c */
+enum sim_bad { SIM_BAD_NONE, SIM_BAD_NORM, SIM_BAD_LOSS };
+const struct guard *sim_guard(const struct sim *s); /* NULL: none */
+enum sim_bad sim_bad(const struct sim *s, uint64_t step);
+void sim_guard_check(struct sim *s, uint32_t owner, uint64_t step, const struct decision *decision,
+                     double norm);
+void sim_daemon_go_on(struct sim *s, struct sim_daemon *d);
+void sim_go_on_event(struct sim *s);
 
 /* sim_set.c */
 void sim_set_event(struct sim *s);
@@ -537,6 +562,7 @@ void sim_link_credited(struct sim *s, struct sim_link *l, const struct sim_call 
 bool sim_link_returns_open(const struct sim *s, const struct sim_worker *w);
 void sim_link_forget_turn(struct sim_worker *w);
 void sim_link_forget_lease(struct sim_worker *w);
+void sim_link_forget(struct sim_worker *w, enum sim_kind kind);
 void sim_worker_after(struct sim *s, const struct sim_worker *w, uint64_t delay_ns,
                       enum sim_event_kind kind, uint64_t arg);
 bool sim_link_first_answer(struct sim *s, struct sim_link *l, const struct sim_msg *msg);
@@ -546,15 +572,24 @@ void sim_worker_start(struct sim *s, struct sim_worker *w);
 void sim_worker_kill(struct sim *s, struct sim_worker *w);
 void sim_worker_leave(struct sim *s, struct sim_worker *w);
 void sim_worker_event(struct sim *s, struct sim_worker *w, const struct sim_event *event);
-/* A put: whether step is to be one, its decision, the values it brings. */
-bool sim_is_put(const struct sim *s, uint64_t step);
-struct decision sim_put_of(const struct sim *s, uint64_t step, const struct decision *last);
-bool sim_put_has(uint64_t put, uint32_t unit);
-uint64_t sim_put_value(uint64_t put, uint32_t unit, uint32_t block);
-/* As step_put_updates(), [SIM_UNITS]; false: NULL. */
-bool sim_put_updates(uint64_t put, uint64_t ret_updates[SIM_UNITS]);
-
+void sim_worker_enter(struct sim *s, struct sim_worker *w, enum sim_work work);
 const char *sim_work_name(enum sim_work work);
+
+/* The newest states, and those that this owner must go through. */
+static inline const struct sim_line *sim_line(const struct sim *s)
+{
+    return &s->line[s->era & 1];
+}
+static inline const struct sim_line *sim_line_of(const struct sim *s, const struct sim_daemon *d)
+{
+    CHECK(d->back.era == s->era || d->back.era + 1 == s->era);
+    return &s->line[d->back.era & 1];
+}
+/* A state of this version is that of another with the same mark, in whatever line. */
+static inline uint64_t sim_mark(const struct sim_line *line, uint64_t version)
+{
+    return version > 0 ? line->salt[version - 1] : 0;
+}
 
 static inline uint32_t sim_daemon_index(const struct sim *s, const struct sim_daemon *d)
 {

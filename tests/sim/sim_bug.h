@@ -1,8 +1,8 @@
 /* Bugs planted on purpose, for the test of the simulator (test_sim_bugs.c): SIM_BUG(n) is
  * true where that test has chosen bug n, and a constant false in everything else. Those of the
  * cores are in copies of these (sim_bugs.cmake), those of the simulated kernel (1, 10) and of
- * spilling (9), of pins' memory (33) and of holding (35) in the simulator. Each bug has its number
- * here.
+ * spilling (9), of pins' memory (33), of holding (35) and of workers (71 to 74) in the simulator.
+ * Each bug has its number here.
  *
  *   1  the word that a kernel is done is stored before its last block
  *   2  the commits word is stored before the record it vouches for
@@ -31,6 +31,25 @@
  *  34  an owner does not keep that its part is being dropped
  *  35  a part that waits for owner 0's word goes when the model is held, before that is dropped
  *  36  owner 0 forgets which part is its own before it drops it
+ *  50  that a stopped model goes on is kept as of a step before the one that was stopped
+ *  51  a stop is forgotten with the next commit
+ *  52  a guard's limits lack the last step
+ *  54  a step has as many micro-batches as the one before
+ *  55  a mean is over the gradients of earlier steps with more micro-batches, too
+ *  56  what waits of a step with fewer micro-batches lies elsewhere in the ledger
+ *  60  an attempt that begins with a rewind has a round that was there before
+ *  61  what was let go on behind the step where a model goes back to stays so
+ *  62  a rewind is over before the words of the step are there
+ *  63  a snapshot that a rewind holds is given up for another
+ *  64  snapshots of steps that were given up stay
+ *  66  owner 0 goes back before the others hold the snapshot
+ *  67  a request of before a rewind gets what is on record since
+ *  68  what owners answer before and after a rewind is taken together
+ *  69  settings do not go back
+ *  71  a worker takes a rewind for known that came while it settled
+ *  72  a worker passes decisions on in whatever attempt
+ *  73  a worker returns what it read while a snapshot was copied back
+ *  74  a pin of a step that was given up is shared
  */
 #ifndef SHD_TESTS_SIM_SIM_BUG_H
 #define SHD_TESTS_SIM_SIM_BUG_H

@@ -202,6 +202,55 @@ plant(daemon/core/verify.c [[
     v->closed = v->closed || v->step == step;]] [[
     v->closed = v->closed || (v->step == step && !SIM_BUG(20));]])
 
+# Guards: that training goes on is kept as of the step before (50); a stop is forgotten with the next commit,
+# a put's (51); the limits lack the last step (52).
+plant(daemon/core/step_set.c [[atomic_store_explicit(&g->go_on, stopped.step + 1,]] [[atomic_store_explicit(&g->go_on, stopped.step + !SIM_BUG(50),]])
+plant(daemon/core/ledger.c [[g->stop ? last : l->guard->record[1 - slot].stopped;]] [[g->stop ? last
+                                       : SIM_BUG(51)
+                                           ? (struct ledger_veto){ 0 }
+                                           : l->guard->record[1 - slot].stopped;]])
+plant(daemon/core/step_guard.c [[l->head->history_slots, s->now, ret_limits);]] [[l->head->history_slots,
+                        s->now - (SIM_BUG(52) && s->now > 0), ret_limits);]])
+
+# Ramps: a step has as many micro-batches as the one before (54); a mean is over the cells of steps with more
+# (55); cells lie elsewhere in the ledger in steps with fewer (56).
+plant(daemon/core/step_ramp.c [[
+    s->returns.now = returns_at(s, step);]] [[
+    s->returns.now = returns_at(s, SIM_BUG(54) && step > 0 ? step - 1 : step);]])
+plant(daemon/core/step_commit.c [[micro < s->returns.now; micro++) {
+            const uint64_t word]] [[micro < (SIM_BUG(55) ? s->returns.most : s->returns.now); micro++) {
+            const uint64_t word]])
+plant(daemon/core/step.c [[return &s->ledger.cell[(size_t)unit * s->returns.most + micro];]] [[
+    return &s->ledger.cell[(size_t)unit * (SIM_BUG(56) ? s->returns.now : s->returns.most) + micro];]])
+
+# Rewinds: rounds come again (60); what was let go on later stays so (61); nothing is under way any more before
+# the words of the step are there (62); settings stay as they were later (69).
+plant(daemon/core/step_rewind.c [[resets = r->attempt - 1;]] [[resets = SIM_BUG(60) ? ledger_resets(l) : r->attempt - 1;]])
+plant(daemon/core/step_rewind.c [[go_on < step ? go_on : step]] [[go_on < step || SIM_BUG(61) ? go_on : step]])
+plant(daemon/core/step_rewind.c [[
+    for (uint32_t u = 0; u < h->units; u++) {
+        struct ledger_unit *unit]] [[
+    if (SIM_BUG(62))
+        atomic_store(&r->under_way, 0);
+    for (uint32_t u = 0; u < h->units; u++) {
+        struct ledger_unit *unit]])
+plant(daemon/core/step_rewind.c [[
+    l->set->kept[atomic_load_explicit(&l->set->given, memory_order_relaxed) & 1] = record->kept;]] [[
+    if (!SIM_BUG(69))
+        l->set->kept[atomic_load_explicit(&l->set->given, memory_order_relaxed) & 1] = record->kept;]])
+
+# A snapshot that is held goes (63), later ones stay behind a rewind (64).
+plant(daemon/core/snapshot_set.c [[|| item->step + 1 == held)]] [[|| (item->step + 1 == held && !SIM_BUG(63)))]])
+plant(daemon/core/snapshot_set.c [[s->items[i].step > step)]] [[s->items[i].step > step && !SIM_BUG(64))]])
+
+# Owner 0 goes before the others hold the snapshot (66); answers of different runs are taken together (68).
+plant(client/paths/rewind_turn.c [[if (t->end < t->owners)]] [[if (t->end < t->owners && !SIM_BUG(66))]])
+plant(client/paths/rewind_turn.c [[return asked->apart || answered]] [[return !SIM_BUG(68) && (asked->apart || answered]])
+plant(client/paths/rewind_turn.c [[->attempt != asked->attempt;]] [[->attempt != asked->attempt);]])
+
+# What was asked before a rewind is answered from what is on record since.
+plant(daemon/core/step.c [[if (attempt < step_rewound(s))]] [[if (attempt < step_rewound(s) && !SIM_BUG(67))]])
+
 if(copy STREQUAL original)
   message(FATAL_ERROR "${SOURCE}: no bug is planted there")
 endif()

@@ -88,7 +88,7 @@ static struct sim_layout layout_of(const struct sim *s, const struct sim_daemon 
                                  .attempt = step_attempt(d->core),
                                  .seat = (uint32_t)(ses - d->sessions) };
     struct decision last;
-    for (uint32_t m = 0; m < s->config.micros; m++)
+    for (uint32_t m = 0; m < sim_micros(s, layout.step); m++)
         layout.in |= (uint32_t)step_micro_in(d->core, m) << m;
     layout.has_decision = step_last_decision(d->core, &last);
     if (layout.has_decision)
@@ -236,6 +236,14 @@ static struct sim_reply prepared_reply(const struct step_prepared *p)
 
 static void ask_again(struct sim *s, struct sim_daemon *d, uint32_t kinds);
 
+void sim_daemon_wake(struct sim *s)
+{
+    for (uint32_t w = 0; w < s->config.workers; w++)
+        if (s->worker[w].alive)
+            sim_at(s, US + sim_below(s, 20 * US),
+                   (struct sim_event){ .kind = EV_WAKE, .who = w, .gen = s->worker[w].gen });
+}
+
 /* As reset.c has it. */
 static int give_up(struct sim *s, struct sim_daemon *d, const struct sim_request *q,
                    enum step_reset_answer *ret_answer)
@@ -251,11 +259,9 @@ static int give_up(struct sim *s, struct sim_daemon *d, const struct sim_request
     while (step_reset_more(d->core, &actions))
         sim_daemon_take(s, d, &actions);
     lease_begin_again(d->lease);
+    sim_back_round(s, d);
     ask_again(s, d, 1u << SIM_PREPARE | 1u << SIM_COMMIT);
-    for (uint32_t w = 0; w < s->config.workers; w++)
-        if (s->worker[w].alive)
-            sim_at(s, US + sim_below(s, 20 * US),
-                   (struct sim_event){ .kind = EV_WAKE, .who = w, .gen = s->worker[w].gen });
+    sim_daemon_wake(s);
     return r;
 }
 
@@ -266,7 +272,11 @@ static enum step_when follow(struct sim *s, struct sim_daemon *d, uint64_t step,
     const enum step_when when = step_when(d->core, step, attempt);
     if (when != STEP_WHEN_AHEAD)
         return when;
-    CHECK(give_up(s, d, &agreed, &answer) == SHD_OK);
+    if (give_up(s, d, &agreed, &answer) != SHD_OK)
+        sim_broken(s, "P2", sim_daemon_index(s, d), SIM_NOBODY,
+                   "does not follow to attempt %llu of step %llu, it is at %llu",
+                   (unsigned long long)attempt, (unsigned long long)step,
+                   (unsigned long long)step_attempt(d->core));
     return STEP_WHEN_NOW;
 }
 
@@ -348,6 +358,11 @@ static bool try_commit(struct sim *s, struct sim_daemon *d, struct sim_session *
     struct shd_err e = { 0 };
     const uint64_t step = wait->step, seq = wait->seq;
     uint64_t updates[SIM_UNITS];
+    if (step_when(d->core, step, wait->attempt) == STEP_WHEN_PAST) {
+        const struct sim_reply past = { .kind = SIM_COMMIT, .step = step, .status = SHD_ERESET };
+        answer(s, d, ses, seq, &past);
+        return true;
+    }
     int r = make_room(s, d, wait, &e);
     step_put_updates(d->core, sim_put_updates(wait->decision.put, updates) ? updates : NULL);
     step_seen(d->core, wait->norm, s->now_ns);
@@ -365,6 +380,7 @@ static bool try_commit(struct sim *s, struct sim_daemon *d, struct sim_session *
     if (how == STEP_COMMITTED_FIRST) {
         sim_note(s, "committed", sim_daemon_index(s, d), ses->worker, step, 0, 0);
         sim_check_decision(s, d, step, &counts);
+        sim_back_round(s, d);
     }
     reply.committed = (struct wire_committed){
         .step = step,
@@ -379,6 +395,8 @@ static bool try_commit(struct sim *s, struct sim_daemon *d, struct sim_session *
 /* Whoever waits asks again; `kinds`: bits of sim_kind. */
 static void ask_again(struct sim *s, struct sim_daemon *d, uint32_t kinds)
 {
+    if (sim_back_busy(&d->back))
+        return;
     for (uint32_t i = 0; i < SIM_SESSIONS; i++) {
         struct sim_session *ses = &d->sessions[i];
         for (uint32_t w = 0; ses->open && w < ses->wait_count;) {
@@ -422,6 +440,7 @@ void sim_daemon_take(struct sim *s, struct sim_daemon *d, const struct step_acti
             sim_note(s, "opened", sim_daemon_index(s, d), SIM_NOBODY, a->step, 0, 0);
             ask_again(s, d, 1u << SIM_PREPARE | 1u << SIM_COMMIT);
             sim_host_moved(s, d);
+            sim_back_moved(s, d);
             break;
         case STEP_DO_DROPPED:
             ask_again(s, d, 1u << SIM_COMMIT);
@@ -436,13 +455,20 @@ void sim_daemon_take(struct sim *s, struct sim_daemon *d, const struct step_acti
     }
 }
 
+void sim_daemon_moved(struct sim *s, struct sim_daemon *d)
+{
+    ask_again(s, d, 1u << SIM_PREPARE | 1u << SIM_COMMIT | 1u << SIM_LEASE);
+    sim_host_moved(s, d);
+    sim_back_moved(s, d);
+}
+
 static void leases_again(struct sim *s, struct sim_daemon *d)
 {
     uint32_t waiting = 0;
     for (uint32_t i = 0; i < SIM_SESSIONS; i++)
         for (uint32_t w = 0; d->sessions[i].open && w < d->sessions[i].wait_count; w++)
             waiting += d->sessions[i].waits[w].kind == SIM_LEASE;
-    if (waiting == 0)
+    if (waiting == 0 || sim_back_busy(&d->back))
         return;
     ask_again(s, d, 1u << SIM_LEASE);
     const uint64_t now = clock_of(s, d), next = lease_next_ns(d->lease, d->core, now);
@@ -474,7 +500,7 @@ static void on_return(struct sim *s, struct sim_daemon *d, struct sim_session *s
     const uint32_t ref = op_new(d);
     struct step_actions actions;
     struct shd_err e = { 0 };
-    const double metric = 0.1 * q->micro + (double)q->step;
+    const double metric = sim_metric(s, q->step, q->micro);
     d->ops[ref] = (struct sim_op){
         true, (uint32_t)(ses - d->sessions), ses->id, msg->seq, q->step, q->unit, q->micro, q->slot
     };
@@ -559,6 +585,12 @@ static void serve(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
     case SIM_RESET_STEP:
         on_reset(s, d, ses, msg);
         return;
+    case SIM_REWIND: {
+        struct sim_reply reply = { .kind = SIM_REWIND };
+        reply.status = sim_back_ask(s, d, &msg->request.rewind, &reply.rewound);
+        answer(s, d, ses, msg->seq, &reply);
+        return;
+    }
     case SIM_DETACH:
         session_close(s, d, ses);
         return;
@@ -577,8 +609,19 @@ static struct sim_session *session_find(struct sim_daemon *d, uint64_t id)
     return NULL;
 }
 
+/* While the model goes back requests are to be asked again. */
+static bool comes_again(const struct sim_daemon *d, const struct sim_msg *msg)
+{
+    return sim_back_busy(&d->back) && msg->request.kind != SIM_HANGUP &&
+           msg->request.kind != SIM_DETACH && msg->request.kind != SIM_REWIND;
+}
+
 static void on_message(struct sim *s, struct sim_daemon *d, const struct sim_msg *msg)
 {
+    if (comes_again(d, msg)) {
+        sim_deliver(s, msg, MS);
+        return;
+    }
     if (msg->request.kind == SIM_ATTACH) {
         on_attach(s, d, msg);
         return;
@@ -615,10 +658,12 @@ static void on_kernel_done(struct sim *s, struct sim_daemon *d, uint64_t index)
     CHECK(index == d->kernel_done);
     d->kernel_done++;
     if (k.copy_to != NULL) {
-        if (k.copy.fork)
+        if (k.copy.what == SIM_COPY_FORK)
             sim_fork_copied(s, d);
-        else
+        else if (k.copy.what == SIM_COPY_PIN)
             sim_pin_copied(s, d, k.copy.pin);
+        else
+            sim_back_copied(s, d, k.copy.what == SIM_COPY_BACK);
         return;
     }
     if (k.action.kind == STEP_DO_APPLY) {
@@ -630,7 +675,7 @@ static void on_kernel_done(struct sim *s, struct sim_daemon *d, uint64_t index)
         const uint32_t owner = sim_daemon_index(s, d), u = k.action.unit;
         for (uint32_t b = sim_first_block(s, owner, u);
              k.summing && b < sim_first_block(s, owner + 1, u); b++)
-            sim_square(d->acc[u][b], &sum, &finite);
+            sim_square(s, k.step, d->acc[u][b], &sum, &finite);
         step_accumulated(d->core, u, k.summing ? &sum : NULL, finite, &actions);
     }
     sim_daemon_take(s, d, &actions);
@@ -647,6 +692,10 @@ void sim_daemon_event(struct sim *s, struct sim_daemon *d, const struct sim_even
         on_message(s, d, &s->msg[event->arg]);
     else if (event->kind == EV_SET)
         sim_daemon_set(s, d);
+    else if (event->kind == EV_GO_ON)
+        sim_daemon_go_on(s, d);
+    else if (event->kind == EV_BACK)
+        sim_back_event(s, d, event->arg == 1);
     else if (event->kind == EV_ASK)
         sim_host_serve(s, d, event->arg);
     else if (event->kind == EV_GUEST_GONE)

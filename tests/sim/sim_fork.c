@@ -91,7 +91,7 @@ static void fork_now(struct sim *s, struct sim_daemon *d, const struct sim_passi
     part->copying = true;
     part->copied = false;
     part->step = p->ask.step;
-    sim_kernel_copy(s, d, part->blocks, (struct sim_copy){ .fork = true }, 0,
+    sim_kernel_copy(s, d, part->blocks, (struct sim_copy){ .what = SIM_COPY_FORK }, 0,
                     sim_flat_count(s, sim_daemon_index(s, d)));
 }
 
@@ -101,6 +101,12 @@ void sim_fork_copied(struct sim *s, struct sim_daemon *d)
     const struct sim_passing p = part->waits;
     const struct sim_told told = { .status = SHD_OK, .step = part->step };
     CHECK(part->copying);
+    const struct sim_line *line = sim_line_of(s, d);
+    const uint32_t owner = sim_daemon_index(s, d);
+    if (sim_hash_of(s, owner, part->blocks) != sim_version_hash(s, line, part->step, owner))
+        sim_broken(s, "P1", owner, SIM_NOBODY, "what is copied as step %" PRIu64 " is not that",
+                   part->step);
+    part->mark = sim_mark(line, part->step);
     part->copying = false;
     part->copied = true;
     part->waits.seq = 0;
@@ -291,6 +297,10 @@ static struct sim_told serve(struct sim *s, struct sim_daemon *d, const struct s
     case ASK_FORK:
     case ASK_PIN:
     case ASK_UNPIN:
+    case ASK_SNAPSHOT:
+    case ASK_EVERY:
+    case ASK_LIST:
+    case ASK_REWIND:
         break;
     }
     CHECK(false);
@@ -338,8 +348,7 @@ void sim_fork_check(struct sim *s)
         const struct sim_part *part = &s->guests->host[i].part;
         if (!part->kept || atomic_load(&part->head.origin) != atomic_load(&lead->head.origin))
             sim_broken(s, "P3", i, SIM_NOBODY, "a fork is there at owner 0, and not here");
-        if (part->step != lead->step ||
-            sim_hash_of(s, i, part->blocks) != s->guests->version[lead->step][i])
+        if (part->step != lead->step || part->mark != lead->mark)
             sim_broken(s, "P1", i, SIM_NOBODY, "a fork of step %" PRIu64 " is not that",
                        lead->step);
     }
@@ -403,6 +412,7 @@ static void fork_all(struct sim *s, struct sim_guest *g)
 {
     g->step = furthest(s) + g->lead;
     const struct sim_ask ask = { .kind = ASK_FORK, .step = g->step, .origin = g->origin };
+    g->mark = sim_back_mark(s);
     g->doing = FORKER_FORKS;
     sim_guest_ask_all(s, g, 0, &ask);
     sim_guest_after(s, g, REACH_NS);
@@ -444,7 +454,11 @@ static void choose(struct sim *s, struct sim_guest *g)
 static void forked(struct sim *s, struct sim_guest *g, bool timer)
 {
     const int status = timer ? SHD_ETIMEDOUT : status_of(s, g, 0, SIM_DAEMONS);
-    if (status == SHD_OK) {
+    const struct rewind_mark now = sim_back_mark(s);
+    if (status == SHD_OK && rewind_between(&g->mark, &now)) {
+        g->lead = 0;
+        fork_all(s, g);
+    } else if (status == SHD_OK) {
         ask(s, g, FORKER_FILLS, ASK_FULL, true);
     } else if (status == SHD_ESTEP || status == SHD_ETIMEDOUT || status == SHD_EBUSY) {
         g->lead = status == SHD_ESTEP && g->lead < LEAD_MAX ? 2 * g->lead + 1 : 0;

@@ -133,11 +133,17 @@ void sim_host_serve(struct sim *s, struct sim_daemon *d, uint64_t number)
     if (at == NULL || at->seq <= h->served[at->guest])
         return;                       /* again */
     const struct sim_passing p = *at; /* its place may be taken by what is sent */
+    if (p.guest < SIM_RETURNERS_FROM && sim_back_busy(&d->back)) { /* to be asked again */
+        sim_daemon_after(s, d, MS, EV_ASK, number);
+        return;
+    }
     h->served[p.guest] = p.seq;
     if (p.guest < SIM_READERS)
         sim_pin_serve(s, d, &p);
-    else
+    else if (p.guest < SIM_RETURNERS_FROM)
         sim_fork_serve(s, d, &p);
+    else
+        sim_back_serve(s, d, &p);
 }
 
 void sim_host_start(struct sim *s, struct sim_daemon *d)
@@ -200,7 +206,7 @@ void sim_host_gone(struct sim *s, struct sim_daemon *d, uint32_t guest)
 {
     if (guest < SIM_READERS)
         sim_pin_gone(s, d, guest);
-    else
+    else if (guest < SIM_RETURNERS_FROM)
         sim_fork_gone(s, d, guest);
 }
 
@@ -218,8 +224,10 @@ static void go_on(struct sim *s, struct sim_guest *g, bool timer)
 {
     if (guest_index(s, g) < SIM_READERS)
         sim_reader_go_on(s, g, timer);
-    else
+    else if (guest_index(s, g) < SIM_RETURNERS_FROM)
         sim_forker_go_on(s, g, timer);
+    else
+        sim_returner_go_on(s, g, timer);
 }
 
 static void take_answer(struct sim *s, struct sim_guest *g, uint64_t number)
@@ -306,8 +314,8 @@ void sim_guests_begin(struct sim *s)
     for (uint32_t i = 0; i < SIM_DAEMONS; i++)
         s->guests->host[i].part.maker = s->guests->host[i].part.holder = SIM_NOBODY;
     for (uint32_t i = 0; i < SIM_GUESTS; i++)
-        start(s, &s->guests->guest[i]);
-    sim_guests_decided(s);
+        if (i < SIM_RETURNERS_FROM ? s->config.guests : s->config.rewinds)
+            start(s, &s->guests->guest[i]);
 }
 
 void sim_guests_free(struct sim *s)
@@ -327,21 +335,5 @@ void sim_guests_check(struct sim *s, uint64_t bound_ns)
             sim_broken(s, "P4", SIM_NOBODY, SIM_NOBODY,
                        "guest %u waits, doing %u, for more than %llu s", i, g->doing,
                        (unsigned long long)(bound_ns / S));
-    }
-}
-
-/* The parameters of one version more are known. */
-void sim_guests_decided(struct sim *s)
-{
-    uint64_t blocks[SIM_FLAT];
-    if (s->guests == NULL)
-        return;
-    for (uint32_t owner = 0; owner < s->config.daemons; owner++) {
-        uint32_t flat = 0;
-        for (uint32_t u = 0; u < s->config.units; u++)
-            for (uint32_t b = sim_first_block(s, owner, u); b < sim_first_block(s, owner + 1, u);
-                 b++)
-                blocks[flat++] = s->param[0][u][b];
-        s->guests->version[s->decided][owner] = sim_hash_of(s, owner, blocks);
     }
 }

@@ -18,12 +18,13 @@
 #include "proto/spec/layout.h"
 #include "tests/sim/sim.h"
 
-#define SIM_READERS  2u
-#define SIM_GUESTS   4u /* the third makes forks */
-#define SIM_PINS     2u /* of a daemon */
-#define SIM_MEMORIES (SIM_PINS + SIM_READERS * 2)
-#define SIM_ON_WAY   4096u /* messages; a power of 2 */
-#define SIM_FLAT     (SIM_UNITS * SIM_BLOCKS)
+#define SIM_READERS        2u
+#define SIM_GUESTS         6u /* the third makes forks, the last two have the model go back */
+#define SIM_RETURNERS_FROM 4u
+#define SIM_PINS           2u /* of a daemon */
+#define SIM_MEMORIES       (SIM_PINS + SIM_READERS * 2)
+#define SIM_ON_WAY         4096u /* messages; a power of 2 */
+#define SIM_FLAT           (SIM_UNITS * SIM_BLOCKS)
 
 enum sim_ask_kind {
     ASK_PIN = 1,
@@ -36,6 +37,10 @@ enum sim_ask_kind {
     ASK_HOLD,
     ASK_GO,
     ASK_UNDO,
+    ASK_SNAPSHOT,
+    ASK_EVERY, /* step: so many; origin: are kept */
+    ASK_LIST,
+    ASK_REWIND,
 };
 
 struct sim_ask {
@@ -43,6 +48,7 @@ struct sim_ask {
     uint64_t step;
     uint64_t origin, first; /* as the requests of the same names */
     bool told;
+    struct wire_rewind rewind;
 };
 
 enum sim_word { WORD_NONE, WORD_OPEN, WORD_OTHERS, WORD_YOURS, WORD_HELD, WORD_GONE, WORD_KEPT };
@@ -52,6 +58,9 @@ struct sim_told {
     enum sim_word word;
     uint64_t step, origin, instance;
     uint32_t memory; /* ASK_PIN */
+    struct wire_rewound rewound;
+    uint64_t steps[LEDGER_SNAPSHOTS]; /* ASK_LIST: */
+    uint32_t count;
 };
 
 struct sim_passing { /* a request, or its answer */
@@ -77,6 +86,7 @@ struct sim_pin {
     uint64_t step;
     uint32_t holders, asking;  /* a bit per guest */
     uint64_t seq[SIM_READERS]; /* of its question */
+    uint64_t rewound;          /* COPYING, READY: the run that the step is of */
     uint32_t memory;
     struct sweep sweep;
     uint32_t in_queue; /* pieces */
@@ -89,6 +99,7 @@ struct sim_part { /* of the fork */
     bool kept;
     struct ledger_head head;
     uint64_t step;
+    uint64_t mark; /* of the run that the step is of: sim_mark() */
     uint64_t blocks[SIM_FLAT];
     /* dies with it */
     enum sim_part_state state;
@@ -120,6 +131,7 @@ struct sim_thread { /* to a daemon */
     uint64_t told_gen; /* of the daemon */
     uint64_t last_ns;  /* nothing overtakes */
     uint32_t mapped;   /* memory, + 1; 0: none */
+    uint64_t hash;     /* of what is mapped */
 };
 
 struct sim_guest {
@@ -129,7 +141,11 @@ struct sim_guest {
     uint64_t since_ns;
     uint64_t step, lead; /* asked for */
     uint64_t origin, first;
-    uint64_t timer; /* the number of the one that counts */
+    uint64_t timer;          /* the number of the one that counts */
+    struct rewind_turn turn; /* of who has the model go back, with the next */
+    uint32_t in;             /* a bit per owner that has answered what the turn asks now */
+    bool follows;            /* it only has owners follow */
+    struct rewind_mark mark; /* when it asked all owners for one step */
     struct sim_thread thread[SIM_DAEMONS];
 };
 
@@ -138,13 +154,11 @@ struct sim_guests {
     struct sim_host host[SIM_DAEMONS];
     struct sim_passing passing[SIM_ON_WAY];
     uint64_t passed;
-    uint64_t version[SIM_STEPS + 1][SIM_DAEMONS]; /* a hash of an owner's parameters */
 };
 
 /* sim_guest.c: the way between them */
 void sim_guests_begin(struct sim *s);
 void sim_guests_free(struct sim *s);
-void sim_guests_decided(struct sim *s);
 void sim_guests_check(struct sim *s, uint64_t bound_ns);
 void sim_guest_fault(struct sim *s);
 void sim_guest_event(struct sim *s, const struct sim_event *event);

@@ -30,7 +30,7 @@ static void make_fresh(struct sim *s, struct sim_daemon *d)
                                         .owners = s->config.daemons,
                                         .units = s->config.units,
                                         .micros = s->config.micros,
-                                        .history_slots = s->config.guard ? SIM_HISTORY : 0 };
+                                        .history_slots = sim_guard(s) != NULL ? SIM_HISTORY : 0 };
     struct shd_err e;
     uint64_t bytes;
     CHECK(ledger_bytes(&shape, &bytes, &e) == SHD_OK);
@@ -41,9 +41,9 @@ static void make_fresh(struct sim *s, struct sim_daemon *d)
     /* Blobs and spec lie behind what matters: zeroing all of it would be most of a run's time. */
     memset(d->ledger_memory, 0, bytes - 2 * LEDGER_BLOB_BYTES);
     ledger_init(&d->ledger, d->ledger_memory, &shape);
-    memset(d->ledger.set, 0, sizeof *d->ledger.set); /* behind them */
-    memset(d->ledger.guard, 0, sizeof *d->ledger.guard);
-    memset(d->ledger.rewind, 0, sizeof *d->ledger.rewind);
+    uint8_t *behind = (uint8_t *)d->ledger.more, *end = (uint8_t *)d->ledger_memory + bytes;
+    memset(behind, 0, (size_t)(end - behind));
+    memset(&d->back, 0, sizeof d->back);
     memset(d->ledger.history, 0, shape.history_slots * sizeof *d->ledger.history);
     memset(d->board, 0, sizeof d->board);
     memset(d->word, 0, sizeof d->word);
@@ -75,11 +75,28 @@ static void check_adopted(struct sim *s, struct sim_daemon *d)
     sim_check_credited(s, d);
 }
 
+void sim_daemon_core(struct sim *s, struct sim_daemon *d)
+{
+    struct shd_err e = { 0 };
+    d->core = step_init(d->core_memory, &d->ledger, s->frozen);
+    step_guard(d->core, sim_guard(s));
+    for (uint32_t u = 0; u < s->config.units; u++)
+        if (s->skips_idle[u])
+            step_skips_idle(d->core, u);
+    for (uint32_t u = 0; u < s->config.units; u++)
+        if (s->means[u])
+            step_means(d->core, u);
+    if (s->config.ramp && step_ramp(d->core, &s->ramp, 1, &e) != SHD_OK)
+        sim_broken(s, "P3", sim_daemon_index(s, d), SIM_NOBODY, "the ledger is refused: %s",
+                   e.text);
+    d->lease = lease_init(d->lease_memory, s->config.micros, d->adopted || d != s->daemon);
+    sim_verify_start(s, d, !d->adopted);
+}
+
 void sim_daemon_start(struct sim *s, struct sim_daemon *d)
 {
     struct shd_err e = { 0 };
-    const bool first = d->ledger_memory == NULL, cautious = !d->fresh || d != s->daemon;
-    const bool fresh = d->fresh || first;
+    const bool fresh = d->fresh || d->ledger_memory == NULL;
     sim_note(s, "daemon starts", sim_daemon_index(s, d), SIM_NOBODY, 0, 0, 0);
     d->alive = true;
     if (d->core_memory == NULL) {
@@ -94,16 +111,10 @@ void sim_daemon_start(struct sim *s, struct sim_daemon *d)
     else if (ledger_adopt(&d->ledger, d->ledger_memory, d->ledger_bytes, &e) != SHD_OK)
         sim_broken(s, "P3", sim_daemon_index(s, d), SIM_NOBODY, "the ledger is refused: %s",
                    e.text);
-    d->core = step_init(d->core_memory, &d->ledger, s->frozen);
-    step_guard(d->core, s->config.guard ? &sim_guard : NULL);
-    for (uint32_t u = 0; u < s->config.units; u++)
-        if (s->skips_idle[u])
-            step_skips_idle(d->core, u);
-    for (uint32_t u = 0; u < s->config.units; u++)
-        if (s->means[u])
-            step_means(d->core, u);
-    d->lease = lease_init(d->lease_memory, s->config.micros, cautious);
-    sim_verify_start(s, d, fresh);
+    d->adopted = !fresh;
+    sim_back_start(s, d);
+    sim_daemon_core(s, d);
+    sim_back_started(s, d);
     check_adopted(s, d);
     for (uint32_t u = 0; u < s->config.units; u++)
         d->board[u] = atomic_load(&d->ledger.unit[u].version);
@@ -128,6 +139,7 @@ void sim_daemon_kill(struct sim *s, struct sim_daemon *d)
     const uint32_t i = sim_daemon_index(s, d);
     sim_note(s, "daemon killed", i, SIM_NOBODY, 0, 0, 0);
     sim_host_kill(s, d);
+    sim_back_kill(d);
     for (uint32_t k = 0; k < SIM_SESSIONS; k++) {
         replies_free(d->sessions[k].replies);
         sim_session_clear(&d->sessions[k]);
@@ -218,21 +230,29 @@ void sim_kernel_copy(struct sim *s, struct sim_daemon *d, uint64_t *to, struct s
         kernel_next(s, d);
 }
 
-static void copy_block(const struct sim *s, const struct sim_daemon *d, const struct sim_kernel *k,
-                       uint32_t flat)
+uint64_t *sim_flat_param(const struct sim *s, struct sim_daemon *d, uint32_t flat)
 {
     const uint32_t owner = sim_daemon_index(s, d);
     uint32_t left = flat;
     for (uint32_t u = 0; u < s->config.units; u++) {
         const uint32_t first = sim_first_block(s, owner, u);
         const uint32_t count = sim_first_block(s, owner + 1, u) - first;
-        if (left < count) {
-            k->copy_to[flat] = d->param[u][first + left];
-            return;
-        }
+        if (left < count)
+            return &d->param[u][first + left];
         left -= count;
     }
     CHECK(false); /* past the end */
+    return NULL;
+}
+
+static void copy_block(const struct sim *s, struct sim_daemon *d, const struct sim_kernel *k,
+                       uint32_t flat)
+{
+    uint64_t *param = sim_flat_param(s, d, flat);
+    if (k->copy.what == SIM_COPY_BACK)
+        *param = k->copy_to[flat];
+    else
+        k->copy_to[flat] = *param;
 }
 
 /* One block, with its trail: what was killed between two of them goes on behind the first. */
@@ -282,7 +302,7 @@ static void kernel_check(struct sim *s, struct sim_daemon *d, const struct sim_k
         sim_check_params(s, d, a->unit, k->done.value);
     else if (k->round == ledger_round(&d->ledger) && !s->spoilt[k->round])
         sim_check_sum(s, d, a->unit, k->step,
-                      a->kind == STEP_DO_ACCUMULATE ? a->micro + 1 : s->config.micros);
+                      a->kind == STEP_DO_ACCUMULATE ? a->micro + 1 : sim_micros(s, k->step));
 }
 
 void sim_kernel_event(struct sim *s, struct sim_daemon *d)

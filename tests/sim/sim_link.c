@@ -69,12 +69,17 @@ void sim_link_ask(struct sim *s, struct sim_worker *w, uint32_t owner,
 }
 
 /* Replies to these mean nothing any more. */
-void sim_link_forget_lease(struct sim_worker *w)
+void sim_link_forget(struct sim_worker *w, enum sim_kind kind)
 {
     for (uint32_t o = 0; o < SIM_DAEMONS; o++)
         for (uint32_t i = 0; i < SIM_CALLS; i++)
-            if (w->link[o].calls[i].request.kind == SIM_LEASE)
+            if (w->link[o].calls[i].request.kind == kind)
                 w->link[o].calls[i].used = false;
+}
+
+void sim_link_forget_lease(struct sim_worker *w)
+{
+    sim_link_forget(w, SIM_LEASE);
 }
 
 void sim_link_forget_turn(struct sim_worker *w)
@@ -152,16 +157,19 @@ static bool return_open(const struct sim_link *l, uint32_t micro)
 static void check_kept(struct sim *s, const struct sim_worker *w, const struct sim_link *l)
 {
     const uint64_t step = l->layout.step;
+    bool apart;
+    if (sim_back_seen(s, &apart).attempt > w->rewound)
+        return; /* the model went back, and so will the worker */
     if (w->work == WORK_ATTACHING || w->work == WORK_LOOKING || step > w->step)
         return;
-    if (step < s->decided && s->decision[step].put != 0)
+    if (step < sim_line(s)->decided && sim_line(s)->decision[step].put != 0)
         return; /* it was told so while gradients of the step were dropped */
     if (step < w->step)
         sim_lost(s, "an owner is behind what it had committed");
     if (w->work != WORK_TURN || l->layout.attempt != w->attempt)
         return;
     const bool all_in = s->config.lease && l < &w->link[w->ask_owner]; /* it has said so */
-    for (uint32_t m = 0; m < s->config.micros; m++) {
+    for (uint32_t m = 0; m < sim_micros(s, step); m++) {
         const bool told = s->config.lease ? all_in
                                           : (w->computed >> m & 1) != 0 && !return_open(l, m);
         if (told && (l->layout.in >> m & 1) == 0)
@@ -226,7 +234,8 @@ static uint64_t reply_hash(const struct sim_reply *r, bool again)
 bool sim_link_first_answer(struct sim *s, struct sim_link *l, const struct sim_msg *msg)
 {
     const uint32_t at = msg->seq % SIM_ANSWERS;
-    const uint64_t hash = reply_hash(&msg->reply, s->config.sets || s->config.guard);
+    const uint64_t hash = reply_hash(&msg->reply,
+                                     s->config.sets || s->config.guard != SIM_GUARD_NONE);
     if (l->answered_seq[at] == msg->seq && l->answered_hash[at] != hash)
         sim_broken(s, "P2", SIM_NOBODY, msg->worker,
                    "request %llu got two different replies from owner %u",

@@ -8,6 +8,7 @@
 #define PIECES      4u
 #define REACH_NS    (2 * S) /* for a step to come */
 #define LEAD_MAX    64u
+#define POLL_NS     (20 * MS) /* until all are asked again, as the model went back */
 
 static struct sim_host *host_of(const struct sim *s, const struct sim_daemon *d)
 {
@@ -58,7 +59,7 @@ static void queue_copy(struct sim *s, struct sim_daemon *d, struct sim_pin *pin,
     struct sim_host *h = host_of(s, d);
     pin->in_queue++;
     sim_kernel_copy(s, d, h->memory[pin->memory].blocks,
-                    (struct sim_copy){ .pin = (uint32_t)(pin - h->pins) },
+                    (struct sim_copy){ SIM_COPY_PIN, (uint32_t)(pin - h->pins) },
                     (uint32_t)(range.at_bytes / BLOCK_BYTES),
                     (uint32_t)((range.at_bytes + range.bytes) / BLOCK_BYTES));
 }
@@ -132,6 +133,7 @@ static void advance(struct sim *s, struct sim_daemon *d, struct sim_pin *pin)
         break;
     case SWEEP_NOW:
         sweep_begin(&pin->sweep);
+        pin->rewound = step_rewound(d->core);
         pin->state = SIM_PIN_COPYING;
         pump(s, d, pin);
         break;
@@ -174,13 +176,19 @@ void sim_pin_gone(struct sim *s, struct sim_daemon *d, uint32_t guest)
         leave(h, pin, guest);
 }
 
+static bool is_of_this_run(const struct sim_daemon *d, const struct sim_pin *pin)
+{
+    return pin->state < SIM_PIN_COPYING || SIM_BUG(74) || pin->rewound == step_rewound(d->core);
+}
+
 /* One that can still become this step, or has. */
 static struct sim_pin *find_step(struct sim_host *h, const struct sim_daemon *d, uint64_t step)
 {
     for (uint32_t i = 0; i < SIM_PINS; i++) {
         struct sim_pin *pin = &h->pins[i];
         if (pin->state != SIM_PIN_FREE && pin->step == step &&
-            (pin->state >= SIM_PIN_COPYING || sweep_when(d->core, step) != SWEEP_OVER))
+            (pin->state >= SIM_PIN_COPYING ? is_of_this_run(d, pin)
+                                           : sweep_when(d->core, step) != SWEEP_OVER))
             return pin;
     }
     return NULL;
@@ -217,7 +225,7 @@ static int take(struct sim_host *h, const struct sim_daemon *d, const struct sim
         pin = pin_new(h);
     if (pin == NULL)
         return SHD_EBUSY;
-    if (pin->step != step)
+    if (pin->step != step || !is_of_this_run(d, pin))
         pin->state = SIM_PIN_ARMED;
     pin->step = step;
     pin->holders |= 1u << p->guest;
@@ -271,19 +279,41 @@ static void pin_one(struct sim *s, struct sim_guest *g)
 {
     const struct sim_ask ask = { .kind = ASK_PIN, .step = furthest(s) + g->lead };
     g->step = ask.step;
+    g->mark = sim_back_mark(s);
     g->doing = READER_ASKS;
     sim_guest_ask_all(s, g, 0, &ask);
     sim_guest_after(s, g, REACH_NS);
 }
 
-static void look_at_all(struct sim *s, const struct sim_guest *g)
+static uint64_t mapped_hash(const struct sim *s, const struct sim_guest *g, uint32_t owner)
 {
-    for (uint32_t i = 0; i < s->config.daemons; i++) {
-        const uint64_t *blocks = s->guests->host[i].memory[g->thread[i].mapped - 1].blocks;
-        if (sim_hash_of(s, i, blocks) != s->guests->version[g->step][i])
-            sim_broken(s, "P1", i, SIM_NOBODY, "what is pinned as step %" PRIu64 " is not that",
-                       g->step);
+    const struct sim_host *h = &s->guests->host[owner];
+    return sim_hash_of(s, owner, h->memory[g->thread[owner].mapped - 1].blocks);
+}
+
+/* Of one run, at all owners: of that which is trained now, or that before it went back. */
+static void look_at_new(struct sim *s, struct sim_guest *g)
+{
+    bool good = false;
+    for (uint64_t back = 0; !good && back < 2 && back <= s->era; back++) {
+        const struct sim_line *line = &s->line[(s->era - back) & 1];
+        good = g->step <= line->decided;
+        for (uint32_t i = 0; good && i < s->config.daemons; i++)
+            good = mapped_hash(s, g, i) == sim_version_hash(s, line, g->step, i);
     }
+    if (!good)
+        sim_broken(s, "P1", SIM_NOBODY, SIM_NOBODY,
+                   "what is pinned as step %" PRIu64 " is not that", g->step);
+    for (uint32_t i = 0; i < s->config.daemons; i++)
+        g->thread[i].hash = mapped_hash(s, g, i);
+}
+
+static void look_again(struct sim *s, const struct sim_guest *g)
+{
+    for (uint32_t i = 0; i < s->config.daemons; i++)
+        if (mapped_hash(s, g, i) != g->thread[i].hash)
+            sim_broken(s, "P1", i, SIM_NOBODY, "what is pinned as step %" PRIu64 " has changed",
+                       g->step);
 }
 
 static void let_go(struct sim *s, struct sim_guest *g)
@@ -316,6 +346,11 @@ static void map_all(struct sim *s, struct sim_guest *g)
             return;
         }
     }
+    const struct rewind_mark now = sim_back_mark(s);
+    if (rewind_between(&g->mark, &now)) {
+        sim_guest_after(s, g, POLL_NS);
+        return;
+    }
     sim_reader_unmap(s, g);
     for (uint32_t i = 0; i < s->config.daemons; i++) {
         g->thread[i].mapped = g->thread[i].told.memory + 1;
@@ -326,7 +361,7 @@ static void map_all(struct sim *s, struct sim_guest *g)
     g->lead = 0;
     g->doing = READER_READS;
     g->since_ns = s->now_ns;
-    look_at_all(s, g);
+    look_at_new(s, g);
     sim_guest_after(s, g, sim_below(s, 300 * MS));
 }
 
@@ -347,7 +382,7 @@ void sim_reader_go_on(struct sim *s, struct sim_guest *g, bool timer)
     case READER_READS:
         if (!timer)
             break;
-        look_at_all(s, g);
+        look_again(s, g);
         if (sim_chance(s, 300))
             let_go(s, g);
         else

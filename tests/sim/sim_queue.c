@@ -119,10 +119,11 @@ static uint64_t delay_ns(struct sim *s)
     return delay;
 }
 
-static void deliver(struct sim *s, const struct sim_msg *msg, uint64_t delay)
+void sim_deliver(struct sim *s, const struct sim_msg *msg, uint64_t delay)
 {
+    const struct sim_msg copy = *msg; /* it may lie where it is to be put */
     const uint32_t at = msg_new(s);
-    s->msg[at] = *msg;
+    s->msg[at] = copy;
     sim_at(s, delay,
            (struct sim_event){ .kind = EV_MSG,
                                .who = msg->to_daemon ? msg->daemon : msg->worker,
@@ -138,15 +139,15 @@ void sim_send(struct sim *s, const struct sim_msg *msg)
     const bool side = kind == SIM_ATTACH || kind == SIM_HANGUP;
     uint64_t delay = delay_ns(s);
     if (side) {
-        deliver(s, msg, delay);
+        sim_deliver(s, msg, delay);
         return;
     }
     if (s->now_ns < s->cut_until_ns[msg->daemon][msg->worker] ||
         ((s->config.faults & SIM_LOSS) != 0 && sim_chance(s, 20)))
         return;
-    deliver(s, msg, delay);
+    sim_deliver(s, msg, delay);
     if ((s->config.faults & SIM_DOUBLE) != 0 && sim_chance(s, 50))
-        deliver(s, msg, delay_ns(s) + (sim_chance(s, 200) ? sim_below(s, 500 * MS) : 0));
+        sim_deliver(s, msg, delay_ns(s) + (sim_chance(s, 200) ? sim_below(s, 500 * MS) : 0));
 }
 
 /* -- Trace --------------------------------------------------------------------------------------

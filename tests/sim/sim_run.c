@@ -54,9 +54,13 @@ struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t se
     c.apart = sim_chance(&s, 250);
     c.sets = (c.faults & SIM_KEEPER) == 0 && sim_chance(&s, 400);
     c.guests = (c.faults & SIM_KEEPER) == 0 && sim_chance(&s, 500);
-    c.guard = sim_chance(&s, 400);
+    c.guard = sim_chance(&s, 400) ? SIM_GUARD_SCORES : SIM_GUARD_NONE;
     c.verify = c.lease && sim_chance(&s, 500) ? 1 + sim_below(&s, 4) : 0;
     c.wrong = sim_chance(&s, 500) ? 1 + (uint32_t)sim_below(&s, c.workers) : 0;
+    c.ramp = c.micros > 1 && sim_chance(&s, 300);
+    c.rewinds = (c.faults & SIM_KEEPER) == 0 && sim_chance(&s, 350);
+    if (c.guard != SIM_GUARD_NONE)
+        c.guard = 1 + (uint32_t)sim_below(&s, SIM_GUARDS - 1);
     return c;
 }
 
@@ -148,7 +152,7 @@ static void reset(struct sim *s)
 static void lose_keeper(struct sim *s)
 {
     struct sim_daemon *d = some_daemon(s);
-    if (s->kept_lost || s->decided < 3)
+    if (s->kept_lost || sim_line(s)->decided < 3)
         return;
     kill_daemon(s, d);
     sim_note(s, "keeper lost", sim_daemon_index(s, d), SIM_NOBODY, 0, 0, 0);
@@ -159,9 +163,9 @@ static void lose_keeper(struct sim *s)
 static void give_up(struct sim *s)
 {
     struct sim_worker *w = some_worker(s);
-    if (s->give_up_step != s->decided)
+    if (s->give_up_step != sim_line(s)->decided)
         s->give_ups = 0;
-    s->give_up_step = s->decided;
+    s->give_up_step = sim_line(s)->decided;
     w->gives_up = w->gives_up || s->give_ups++ < GIVE_UPS_MAX;
 }
 
@@ -309,6 +313,13 @@ static bool held(struct sim *s, const struct sim_event *event, uint64_t until_ns
     return true;
 }
 
+/* Of owner 0, and not a message. */
+static bool is_held(const struct sim *s, const struct sim_event *event)
+{
+    const struct sim_daemon *d = s->daemon;
+    return d->alive && event->gen == d->gen && s->now_ns < d->stalled_until_ns;
+}
+
 static void to_daemon(struct sim *s, const struct sim_event *event)
 {
     struct sim_daemon *d = &s->daemon[event->who];
@@ -360,8 +371,8 @@ static void dispatch(struct sim *s, const struct sim_event *event)
         on_fault(s);
         return;
     case EV_SET:
-        if (s->now_ns >= s->daemon[0].stalled_until_ns) /* else this one comes again */
-            sim_set_event(s);                           /* the next one */
+        if (!is_held(s, event)) /* else this one comes again */
+            sim_set_event(s);   /* the next one */
         to_daemon(s, event);
         return;
     case EV_MSG:
@@ -370,6 +381,11 @@ static void dispatch(struct sim *s, const struct sim_event *event)
         else
             to_worker(s, event);
         return;
+    case EV_GO_ON:
+        if (!is_held(s, event))
+            sim_go_on_event(s);
+        to_daemon(s, event);
+        return;
     case EV_KERNEL:
     case EV_KERNEL_DONE:
     case EV_SPILL:
@@ -377,6 +393,7 @@ static void dispatch(struct sim *s, const struct sim_event *event)
     case EV_LEASE_TIMER:
     case EV_START_DAEMON:
     case EV_ASK:
+    case EV_BACK:
     case EV_GUEST_GONE:
         to_daemon(s, event);
         return;
@@ -397,11 +414,12 @@ static void dispatch(struct sim *s, const struct sim_event *event)
 
 static bool finished(const struct sim *s)
 {
-    if (s->decided < s->config.steps)
+    if (sim_line(s)->decided < s->config.steps)
         return false;
     for (uint32_t i = 0; i < s->config.daemons; i++) {
         const struct sim_daemon *d = &s->daemon[i];
-        if (!d->alive || step_now(d->core) < s->config.steps)
+        if (!d->alive || step_now(d->core) < s->config.steps || sim_back_busy(&d->back) ||
+            d->back.era != s->era)
             return false;
     }
     return true;
@@ -413,7 +431,7 @@ static void loop(struct sim *s)
     while (!finished(s)) {
         if (!sim_pop(s, &event))
             sim_broken(s, "P4", SIM_NOBODY, SIM_NOBODY, "nothing is left to happen in step %llu",
-                       (unsigned long long)s->decided);
+                       (unsigned long long)sim_line(s)->decided);
         s->now_ns = event.at_ns > s->now_ns ? event.at_ns : s->now_ns;
         dispatch(s, &event);
         if (++s->result.events % 256 == 0)
@@ -427,7 +445,7 @@ static void loop(struct sim *s)
 
 static void begin(struct sim *s)
 {
-    sim_begin_checks(s);
+    sim_begin_model(s);
     for (uint32_t i = 0; i < s->config.daemons; i++) {
         s->daemon[i].fresh = true;
         sim_at(s, sim_below(s, 10 * MS), (struct sim_event){ .kind = EV_START_DAEMON, .who = i });
@@ -437,7 +455,9 @@ static void begin(struct sim *s)
     sim_at(s, sim_below(s, 100 * MS), (struct sim_event){ .kind = EV_FAULT });
     if (s->config.sets)
         sim_set_event(s);
-    if (s->config.guests)
+    if (s->config.guard == SIM_GUARD_STOPS)
+        sim_go_on_event(s);
+    if (s->config.guests || s->config.rewinds)
         sim_guests_begin(s);
 }
 

@@ -62,7 +62,7 @@ static bool had_it(const struct sim_setter *set, uint64_t step)
 static void answered(struct sim *s, uint64_t from)
 {
     struct sim_setter *set = &s->setter;
-    struct settings_when when = { s->decided, from, from };
+    struct settings_when when = { sim_line(s)->decided, from, from };
     uint64_t ignored;
     struct shd_err e = { 0 };
     struct settings_kept after;
@@ -90,10 +90,12 @@ void sim_daemon_set(struct sim *s, struct sim_daemon *d)
     struct sim_setter *set = &s->setter;
     struct shd_err e = { 0 };
     uint64_t from = 0;
+    if (sim_back_busy(&d->back))
+        return; /* it is asked again */
     if (!set->asking) {
         set->change = draw(s);
         set->at = sim_chance(s, 300) ? step_collecting(d->core) + sim_below(s, 6) : 0;
-        set->without_end = s->decided; /* steps below it are decided, without */
+        set->without_end = sim_line(s)->decided; /* steps below it are decided, without */
         set->with_first = UINT64_MAX;
         set->asking = true;
     }

@@ -8,18 +8,20 @@
 
 #define SETTLE_BOUND (30 * S)
 #define LOOKS_MAX    50u
+#define STOPPED_NS   (100 * MS) /* until Prepare is asked again */
 
 const char *sim_work_name(enum sim_work work)
 {
     static const char *const names[] = {
-        "attaching",  "looking",   "settling",  "waiting for the board",
-        "putting",    "leasing",   "computing", "returning",
-        "committing", "resetting", "finished"
+        "attaching",  "looking", "settling",  "waiting for the board",
+        "putting",    "leasing", "computing", "returning",
+        "committing", "stopped", "resetting", "going back",
+        "finished"
     };
     return names[work];
 }
 
-static void enter(struct sim *s, struct sim_worker *w, enum sim_work work)
+void sim_worker_enter(struct sim *s, struct sim_worker *w, enum sim_work work)
 {
     sim_note(s, sim_work_name(work), SIM_NOBODY, sim_worker_index(s, w), w->step, 0, w->micro);
     w->work = work;
@@ -30,7 +32,7 @@ static void begin_turn(struct sim *s, struct sim_worker *w)
 {
     const struct turn_update u = sim_update_of(s, w->step, w->job, w->has_last ? &w->last : NULL);
     turn_begin(w->turn, w->step, &u);
-    enter(s, w, WORK_TURN);
+    sim_worker_enter(s, w, WORK_TURN);
 }
 
 /* -- Giving up ----------------------------------------------------------------------------------
@@ -43,7 +45,7 @@ static void begin_reset(struct sim *s, struct sim_worker *w)
     w->gives_up = w->agreed = w->asking = false;
     w->ask_owner = w->told = w->followed = 0;
     w->wanted = w->attempt + 1;
-    enter(s, w, WORK_RESETTING);
+    sim_worker_enter(s, w, WORK_RESETTING);
 }
 
 static void begin_again(struct sim *s, struct sim_worker *w, uint64_t attempt)
@@ -54,7 +56,7 @@ static void begin_again(struct sim *s, struct sim_worker *w, uint64_t attempt)
     w->computed = w->spoilt_from = 0;
     w->asking = w->gives_up = false;
     s->must_give_up[sim_worker_index(s, w)] = 0;
-    enter(s, w, WORK_BOARD);
+    sim_worker_enter(s, w, WORK_BOARD);
 }
 
 static bool run_resetting(struct sim *s, struct sim_worker *w)
@@ -79,6 +81,9 @@ static void reset_reply(struct sim *s, struct sim_worker *w, const struct sim_ms
     const struct sim_reply *r = &msg->reply;
     if (w->work != WORK_RESETTING || r->step != w->step)
         return;
+    bool apart;
+    if (sim_back_seen(s, &apart).attempt > w->rewound)
+        return; /* the step is gone */
     if (r->status != SHD_OK)
         sim_broken(s, "P4", SIM_NOBODY, msg->worker, "reset of step %llu at owner %u: %s",
                    (unsigned long long)w->step, msg->daemon, status_name(r->status));
@@ -108,6 +113,9 @@ static void reset_reply(struct sim *s, struct sim_worker *w, const struct sim_ms
 static void look_at_attempt(struct sim *s, struct sim_worker *w)
 {
     uint64_t attempt = 0;
+    bool apart;
+    if (sim_back_seen(s, &apart).attempt > w->rewound)
+        return; /* that comes first */
     for (uint32_t o = 0; o < s->config.daemons; o++)
         if (s->daemon[o].board_attempt > attempt)
             attempt = s->daemon[o].board_attempt;
@@ -132,11 +140,13 @@ static void settled(struct sim *s, struct sim_worker *w, uint32_t ahead)
     w->computed = UINT32_MAX;
     w->no_put = false;
     w->attempt = 0;
+    bool apart;
+    w->rewound = SIM_BUG(71) ? sim_back_seen(s, &apart).attempt : w->seen;
     w->settled_step = step;
     for (uint32_t o = 0; o < s->config.daemons; o++)
         if (w->link[o].layout.attempt > w->attempt)
             w->attempt = w->link[o].layout.attempt;
-    if (s->kept_lost && step + 1 < s->decided)
+    if (s->kept_lost && step + 1 < sim_line(s)->decided)
         sim_lost(s, "the model begins anew: its user is told the step");
     for (uint32_t o = 0; o < s->config.daemons; o++)
         w->computed &= w->link[o].layout.step == step && w->link[o].layout.attempt == w->attempt
@@ -145,7 +155,7 @@ static void settled(struct sim *s, struct sim_worker *w, uint32_t ahead)
     if (s->must_give_up[sim_worker_index(s, w)] == w->attempt)
         begin_reset(s, w); /* its predecessor's */
     else
-        enter(s, w, WORK_BOARD);
+        sim_worker_enter(s, w, WORK_BOARD);
 }
 
 static void look_again(struct sim *s, struct sim_worker *w)
@@ -154,7 +164,22 @@ static void look_again(struct sim *s, struct sim_worker *w)
         sim_lost(s, "owners that were not run together");
     for (uint32_t o = 0; o < s->config.daemons; o++)
         w->link[o].layout_new = false;
-    enter(s, w, WORK_LOOKING);
+    sim_worker_enter(s, w, WORK_LOOKING);
+}
+
+/* Has an owner answered before it went back, or has one not gone yet? */
+static bool look_back(struct sim *s, struct sim_worker *w)
+{
+    bool apart, again = false;
+    const struct rewind_seen seen = sim_back_seen(s, &apart);
+    w->seen = seen.attempt;
+    for (uint32_t o = 0; o < s->config.daemons; o++)
+        again = again || w->link[o].layout.attempt < seen.attempt;
+    if (apart)
+        sim_return_follow(s, w);
+    else if (again)
+        look_again(s, w);
+    return apart || again;
 }
 
 static bool run_settle(struct sim *s, struct sim_worker *w)
@@ -171,16 +196,20 @@ static bool run_settle(struct sim *s, struct sim_worker *w)
             ahead = o;
         }
     }
+    if (look_back(s, w))
+        return true;
     if (min == max) {
         w->looks = 0;
         settled(s, w, ahead);
     } else if (min + 1 == max) {
         struct turn_update u = sim_update_of(s, min, w->job, NULL);
         u.recorded_only = true;
+        for (uint32_t o = 0; o < s->config.daemons; o++)
+            w->owns[o] = SIM_BUG(72) ? 0 : w->link[o].layout.attempt;
         w->step = min;
         w->ask_owner = ahead;
         turn_begin(w->turn, min, &u);
-        enter(s, w, WORK_SETTLING);
+        sim_worker_enter(s, w, WORK_SETTLING);
     } else {
         look_again(s, w);
     }
@@ -206,7 +235,7 @@ static bool run_looking(struct sim *s, struct sim_worker *w)
 /* One's own micro-batches that are not in yet. */
 static bool next_of_rank(const struct sim *s, const struct sim_worker *w, uint32_t *ret_micro)
 {
-    for (uint32_t m = sim_worker_index(s, w); m < s->config.micros; m += s->config.workers)
+    for (uint32_t m = sim_worker_index(s, w); m < sim_micros(s, w->step); m += s->config.workers)
         if ((w->computed >> m & 1) == 0) {
             *ret_micro = m;
             return true;
@@ -224,7 +253,8 @@ static void begin_computing(struct sim *s, struct sim_worker *w)
         sim_chance(s, 50))
         w->spoilt_from = 1 + (uint32_t)sim_below(s, s->config.units);
     w->computed |= 1u << w->micro;
-    enter(s, w, WORK_COMPUTING);
+    w->returning.wanted = s->config.rewinds && sim_chance(s, 10);
+    sim_worker_enter(s, w, WORK_COMPUTING);
     sim_worker_after(s, w, ns, EV_COMPUTED, w->step << 8 | w->micro);
 }
 
@@ -233,9 +263,9 @@ static void next_work(struct sim *s, struct sim_worker *w)
     w->ask_owner = 0;
     w->asking = false;
     if (sim_is_put(s, w->step) && !w->heedless && !w->no_put)
-        enter(s, w, WORK_PUTTING);
+        sim_worker_enter(s, w, WORK_PUTTING);
     else if (s->config.lease)
-        enter(s, w, WORK_LEASING);
+        sim_worker_enter(s, w, WORK_LEASING);
     else if (next_of_rank(s, w, &w->micro))
         begin_computing(s, w);
     else
@@ -245,12 +275,12 @@ static void next_work(struct sim *s, struct sim_worker *w)
 static bool run_board(struct sim *s, struct sim_worker *w)
 {
     if (w->step >= s->config.steps) {
-        enter(s, w, WORK_FINISHED);
+        sim_worker_enter(s, w, WORK_FINISHED);
         return false;
     }
     for (uint32_t o = 0; o < s->config.daemons; o++)
         for (uint32_t u = 0; u < s->config.units; u++)
-            if (s->daemon[o].board[u] < w->step)
+            if (s->daemon[o].board[u] < w->step || s->daemon[o].back.unpublished)
                 return false;
     next_work(s, w);
     return true;
@@ -266,9 +296,11 @@ static bool run_putting(struct sim *s, struct sim_worker *w)
 {
     if (w->asking || !w->link[w->ask_owner].up)
         return false;
-    const struct sim_request request = {
-        .kind = SIM_COMMIT, .step = w->step, .blob = sim_mix(w->step, 77), .decision = own_put(s, w)
-    };
+    const struct sim_request request = { .kind = SIM_COMMIT,
+                                         .step = w->step,
+                                         .attempt = w->attempt,
+                                         .blob = sim_mix(w->step, 77),
+                                         .decision = own_put(s, w) };
     w->asking = true;
     sim_link_ask(s, w, w->ask_owner, &request, 0);
     return false;
@@ -281,6 +313,8 @@ static void put_answered(struct sim *s, struct sim_worker *w, const struct sim_m
     if (!w->asking || msg->daemon != w->ask_owner)
         return;
     w->asking = false;
+    if (r->status == SHD_ERESET)
+        return; /* the model went back */
     if (r->status == SHD_EBUSY && w->ask_owner == 0) {
         w->no_put = true;
         next_work(s, w);
@@ -298,7 +332,7 @@ static void put_answered(struct sim *s, struct sim_worker *w, const struct sim_m
         w->has_last = true;
         w->step++;
         w->computed = 0;
-        enter(s, w, WORK_BOARD);
+        sim_worker_enter(s, w, WORK_BOARD);
     }
 }
 
@@ -342,14 +376,17 @@ static void computed(struct sim *s, struct sim_worker *w, uint64_t what)
         w->link[o].give_unit = s->config.units;
         for (uint32_t u = 0; u < s->config.units; u++)
             w->torn = w->torn || s->daemon[o].board[u] > w->step;
+        w->torn = w->torn || s->daemon[o].back.unpublished ||
+                  s->daemon[o].back.board.attempt > w->rewound;
     }
-    enter(s, w, WORK_RETURNING);
+    sim_worker_enter(s, w, WORK_RETURNING);
 }
 
 /* Hand over to one owner what its slots have room for; true: everything. */
 static bool give(struct sim *s, struct sim_worker *w, uint32_t owner)
 {
     struct sim_link *l = &w->link[owner];
+    const struct sim_batch data = { w->step, w->rewound };
     for (; l->give_unit > w->spoilt_from; l->give_unit--) {
         const uint32_t unit = l->give_unit - 1;
         struct sim_request q = { .kind = SIM_RETURN,
@@ -361,11 +398,11 @@ static bool give(struct sim *s, struct sim_worker *w, uint32_t owner)
             continue;
         if (!l->up)
             return false;
-        q.none = sim_none(s, w->step, w->micro, unit);
+        q.none = sim_none(s, data, w->micro, unit);
         if (!q.none && !sim_link_take_slot(l, &q.slot))
             return false;
-        const uint64_t tag = sim_tag(s, w->step, w->micro, unit);
-        if (w->spoilt_from > 0 && w->step == s->decided) { /* else it comes too late anyway */
+        const uint64_t tag = sim_tag(s, data, w->micro, unit);
+        if (w->spoilt_from > 0 && w->step == sim_line(s)->decided) { /* else it comes too late */
             s->spoilt[sim_round(w->step, w->attempt)] = true;
             s->must_give_up[sim_worker_index(s, w)] = w->attempt;
         }
@@ -378,6 +415,9 @@ static bool give(struct sim *s, struct sim_worker *w, uint32_t owner)
 static bool run_returning(struct sim *s, struct sim_worker *w)
 {
     bool all = true;
+    for (uint32_t o = 0; o < s->config.daemons; o++)
+        if (s->daemon[o].back.unpublished && !SIM_BUG(73))
+            return false; /* what it has is perhaps of no step: where does the model go? */
     for (uint32_t o = 0; o < s->config.daemons; o++)
         all = give(s, w, o) && all;
     if (all && w->spoilt_from > 0) {
@@ -400,7 +440,7 @@ static void turn_requests(struct sim *s, struct sim_worker *w)
     while (turn_next(w->turn, &owner, &kind) && w->link[owner].up) {
         struct sim_request q = { .kind = kind == TURN_PREPARE ? SIM_PREPARE : SIM_COMMIT,
                                  .step = turn_step(w->turn),
-                                 .attempt = w->work == WORK_SETTLING ? 0 : w->attempt,
+                                 .attempt = w->work == WORK_SETTLING ? w->owns[owner] : w->attempt,
                                  .blob = sim_mix(turn_step(w->turn), 77) };
         if (kind == TURN_COMMIT)
             q.decision = *turn_decision(w->turn);
@@ -435,7 +475,7 @@ static bool run_turn(struct sim *s, struct sim_worker *w)
         w->no_put = false;
         w->step++;
         w->computed = 0;
-        enter(s, w, WORK_BOARD);
+        sim_worker_enter(s, w, WORK_BOARD);
         return true;
     }
     if (w->work == WORK_SETTLING && s->kept_lost && s->now_ns > w->since_ns + SETTLE_BOUND)
@@ -462,8 +502,19 @@ static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg
     }
     if (status == SHD_OK && r->kind == SIM_COMMIT)
         status = turn_committed(w->turn, msg->daemon, &r->committed, &e);
+    if (status == SHD_ERESET && w->work == WORK_SETTLING) {
+        sim_link_forget_turn(w);
+        look_again(s, w);
+    }
+    w->told_reset = w->told_reset || status == SHD_ERESET;
     if (status == SHD_OK || status == SHD_ERESET)
         return;
+    if (status == SHD_ESTOPPED && w->work == WORK_TURN) {
+        sim_link_forget_turn(w);
+        sim_worker_enter(s, w, WORK_STOPPED);
+        sim_worker_after(s, w, STOPPED_NS, EV_WAKE, 0);
+        return;
+    }
     if (s->kept_lost)
         sim_lost(s, "an owner does not know the step");
     sim_broken(s, "P4", SIM_NOBODY, msg->worker, "%s of step %llu at owner %u: %s %s",
@@ -479,6 +530,8 @@ static void run(struct sim *s, struct sim_worker *w)
 {
     bool again = true;
     while (again) {
+        if (sim_return_look(s, w))
+            continue;
         look_at_attempt(s, w);
         switch (w->work) {
         case WORK_ATTACHING:
@@ -501,8 +554,16 @@ static void run(struct sim *s, struct sim_worker *w)
         case WORK_RETURNING:
             again = run_returning(s, w);
             break;
+        case WORK_STOPPED:
+            again = s->now_ns >= w->since_ns + STOPPED_NS;
+            if (again)
+                begin_turn(s, w);
+            break;
         case WORK_RESETTING:
             again = run_resetting(s, w);
+            break;
+        case WORK_GOING_BACK:
+            again = sim_return_run(s, w);
             break;
         case WORK_COMPUTING:
         case WORK_FINISHED:
@@ -535,6 +596,9 @@ static void on_reply(struct sim *s, struct sim_worker *w, const struct sim_msg *
             break;
         case SIM_RESET_STEP:
             reset_reply(s, w, msg);
+            break;
+        case SIM_REWIND:
+            sim_return_reply(s, w, msg);
             break;
         case SIM_LAYOUT:
             l->layout = msg->reply.layout;
@@ -589,7 +653,7 @@ void sim_worker_start(struct sim *s, struct sim_worker *w)
     w->heedless = s->config.puts && sim_chance(s, 300);
     CHECK(turn_bytes(SIM_DAEMONS) <= sizeof w->turn_memory);
     w->turn = turn_init(w->turn_memory, s->config.daemons);
-    enter(s, w, WORK_ATTACHING);
+    sim_worker_enter(s, w, WORK_ATTACHING);
     for (uint32_t o = 0; o < s->config.daemons; o++)
         sim_worker_after(s, w, sim_below(s, MS), EV_ATTACH, o);
     sim_worker_after(s, w, SIM_RESEND_NS, EV_RESEND, 0);

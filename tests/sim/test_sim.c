@@ -15,17 +15,21 @@
 #else
 #define EVENTS UINT64_C(5000000)
 #endif
-#define SEED UINT64_C(20261121)
+#define SEED      UINT64_C(20261121)
+#define SEEDS_MAX 1000u
 
 static void print_config(const struct sim_config *c)
 {
+    static const char *const guards[SIM_GUARDS] = { "", ", guard", ", bad batches",
+                                                    ", bad batches that stop it" };
     fprintf(stderr,
             "seed %" PRIu64 ": %" PRIu32 " daemons, %" PRIu32 " workers, %" PRIu32
-            " units, %" PRIu32 " micro-batches, %" PRIu32 " steps, %s%s%s%s%s%s%s, faults %#" PRIx32
-            "\n",
+            " units, %" PRIu32 " micro-batches, %" PRIu32
+            " steps, %s%s%s%s%s%s%s%s%s, faults %#" PRIx32 "\n",
             c->seed, c->daemons, c->workers, c->units, c->micros, c->steps,
             c->lease ? "leases" : "ranks", c->puts ? ", puts" : "", c->apart ? ", rates apart" : "",
-            c->sets ? ", sets" : "", c->guests ? ", guests" : "", c->guard ? ", guard" : "",
+            c->sets ? ", sets" : "", c->guests ? ", guests" : "", guards[c->guard],
+            c->ramp ? ", ramp" : "", c->rewinds ? ", rewinds" : "",
             c->verify > 0 ? ", verified" : "", c->faults);
 }
 
@@ -119,22 +123,76 @@ TEST(nothing_is_lost_counted_twice_or_stuck_whatever_happens)
     }
 }
 
+static bool all_killed_at(const char *const *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (sim_killed_at(names[i]) == 0)
+            return false;
+    return true;
+}
+
 TEST(each_fail_point_of_the_core_and_its_shell_was_killed_at)
 {
     static const char *const names[] = {
-        "step:metrics:before", "step:metrics:after",  "step:cell:before",    "step:cell:after",
-        "step:commit:before",  "step:commit:after",   "sim:reply:before",    "sim:reply:after",
-        "sim:block:before",    "sim:block:after",     "sim:done:before",     "sim:done:after",
-        "sim:publish:before",  "sim:publish:after",   "sim:spill:before",    "sim:spill:after",
-        "sim:resume",          "step:promise:before", "step:promise:after",  "step:reset:before",
-        "step:reset:after",    "step:set:before",     "step:set:after",      "sim:set:answer",
-        "create:full:before",  "create:full:after",   "create:ready:before", "create:ready:after",
-        "drop:hold:before",    "drop:hold:after",     "drop:ready:before",   "drop:ready:between",
+        "step:metrics:before",
+        "step:metrics:after",
+        "step:cell:before",
+        "step:cell:after",
+        "step:commit:before",
+        "step:commit:after",
+        "sim:reply:before",
+        "sim:reply:after",
+        "sim:block:before",
+        "sim:block:after",
+        "sim:done:before",
+        "sim:done:after",
+        "sim:publish:before",
+        "sim:publish:after",
+        "sim:spill:before",
+        "sim:spill:after",
+        "sim:resume",
+        "step:promise:before",
+        "step:promise:after",
+        "step:reset:before",
+        "step:reset:after",
+        "step:set:before",
+        "step:set:after",
+        "sim:set:answer",
+        "create:full:before",
+        "create:full:after",
+        "create:ready:before",
+        "create:ready:after",
+        "drop:hold:before",
+        "drop:hold:after",
+        "drop:ready:before",
+        "drop:ready:between",
         "drop:ready:after",
+        "step:go_on:before",
+        "step:go_on:after",
+        "sim:go_on",
+        "rewind:held",
+        "step:rewind:before",
+        "step:rewind:after",
+        "step:rewind:unit",
+        "step:rewind:words",
+        "step:rewind:done:before",
+        "step:rewind:done:after",
+        "sim:back:block",
+        "sim:snapshot:head",
+        "sim:snapshot:ready",
+        "sim:snapshot:trim",
     };
     uint64_t lost;
     EXPECT(run_scenario(find("points"), 1, 500000, false, &lost));
     EXPECT(run_scenario(find("again"), 1, 500000, false, &lost));
+    /* What owner 0 alone passes, now and then. */
+    for (uint64_t seed = 1; seed <= SEEDS_MAX && !all_killed_at(names, ARRAY_SIZE(names)); seed++) {
+        struct sim_config c = sim_config_of(find("points"), seed);
+        c.daemons = 1 + (uint32_t)seed % 2;
+        c.rewinds = true;
+        c.guard = SIM_GUARD_STOPS;
+        EXPECT_EQ(sim_run(&c, false).outcome, SIM_DONE);
+    }
     for (size_t i = 0; i < ARRAY_SIZE(names); i++)
         if (sim_killed_at(names[i]) == 0)
             FAIL("nobody was killed at '%s'", names[i]);
@@ -158,6 +216,41 @@ TEST(steps_are_pinned_and_forks_made_and_dropped_all_the_while)
     }
 }
 
+TEST(model_goes_back_and_is_stopped_all_the_while)
+{
+    static const char *const names[] = { "calm", "stalls", "points", "worst" };
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        struct sim_result all = { .stops = 0 };
+        for (uint64_t seed = 1; seed <= 8; seed++) {
+            struct sim_config c = sim_config_of(find(names[i]), seed);
+            c.rewinds = true;
+            c.guard = SIM_GUARD_STOPS;
+            const struct sim_result r = sim_run(&c, false);
+            EXPECT_EQ(r.outcome, SIM_DONE);
+            all.stops += r.stops;
+            all.snapshots += r.snapshots;
+            all.rewinds += r.rewinds;
+        }
+        EXPECT(all.stops > 10 && all.snapshots > 100 && all.rewinds > 20);
+    }
+}
+
+/* Though the steps in between were others: the digest is that of a run that never took them. */
+TEST(result_after_rewinds_is_that_of_a_run_that_never_went_further)
+{
+    uint64_t rewinds = 0;
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        struct sim_config c = sim_config_of(find(seed % 2 == 0 ? "calm" : "both"), seed);
+        c.puts = c.apart = c.sets = false; /* sim_check_end() compares, then */
+        c.rewinds = c.ramp = c.micros > 1;
+        const struct sim_result r = sim_run(&c, false);
+        EXPECT_EQ(r.outcome, SIM_DONE);
+        EXPECT(r.rewinds > 0 || !c.rewinds || r.digest == sim_expected_digest(&c));
+        rewinds += r.rewinds;
+    }
+    EXPECT(rewinds > 20);
+}
+
 TEST(lost_keeper_is_reported_and_never_silently_wrong)
 {
     uint64_t lost;
@@ -170,7 +263,7 @@ TEST(result_is_the_same_for_any_number_of_daemons_and_workers)
     const char *const names[] = { "calm", "both" };
     for (uint64_t seed = 1; seed <= 10; seed++) {
         struct sim_config c = sim_config_of(find("calm"), seed);
-        c.puts = c.apart = c.sets = c.guests = false; /* who is first is first */
+        c.puts = c.apart = c.sets = c.guests = c.rewinds = false; /* who is first is first */
         const uint64_t expected = sim_expected_digest(&c);
         for (c.daemons = 1; c.daemons <= SIM_DAEMONS; c.daemons++)
             for (c.workers = 1; c.workers <= SIM_WORKERS; c.workers++)
@@ -192,7 +285,7 @@ TEST(wrong_worker_is_named_and_nobody_else)
     uint64_t compared = 0, of_wrong = 0, named = 0;
     for (uint64_t seed = 1; seed <= 60; seed++) {
         struct sim_config c = sim_config_of(find("calm"), seed);
-        c.puts = c.apart = c.sets = false;
+        c.puts = c.apart = c.sets = c.rewinds = false;
         c.lease = true;
         c.steps = 200;
         c.verify = 1 + seed % 4;
