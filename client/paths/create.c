@@ -24,7 +24,7 @@
 #include "proto/spec/settings.h"
 
 #define FORKS_MAX 64u
-#define LEAD_MAX  4096u              /* steps ahead of the furthest owner */
+#define LEAD_MAX  4096u /* steps ahead of the furthest owner */
 #define POLL_NS   (20 * NS_PER_MS)
 #define REACH_NS  (2000 * NS_PER_MS) /* for a step that was to come */
 

@@ -28,8 +28,9 @@ DEVICE double sum_lanes(double sum)
 
 #define SUMSQ_AHEAD 16u
 
-/* Sums of squares of blocks, or of what blocks changed by, a warp each. Loads are of 4 bytes, which the order of the sum gives a
- * lane; a warp's are 128 neighbouring bytes, and sixteen of them are on their way at a time. */
+/* Sums of squares of blocks, or of what blocks changed by, a warp each. Loads are of 4 bytes, which
+ * the order of the sum gives a lane; a warp's are 128 neighbouring bytes, and sixteen of them are
+ * on their way at a time. */
 KERNEL(shd_sumsq, struct cuda_sumsq)
 {
     const uint32_t lane = threadIdx.x % SUM_LANES, warps = CUDA_THREADS / SUM_LANES;
