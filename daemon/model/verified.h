@@ -22,7 +22,8 @@ int verified_hash(struct op *op);
 /* op is about to be given to the core. A difference is said in the log. */
 void verified_take(struct op *op);
 
-/* A Prepare of the step is being answered: what comes from now on may be of other parameters. */
+/* A Prepare of the step is being answered, or a put of it begins: what comes from now on may be of
+ * other parameters. */
 void verified_prepared(struct model *m, uint64_t step);
 
 #endif

@@ -6,6 +6,7 @@
 #include "daemon/model/model.h"
 #include "daemon/model/put.h"
 #include "daemon/model/reset.h"
+#include "daemon/model/verified.h"
 #include "daemon/net/spec_in.h"
 #include "daemon/op/requests.h"
 
@@ -17,7 +18,10 @@ static int begin_put(struct op *op)
     if (r != SHD_OK)
         return r;
     reset_follow(op->model, req->step, req->attempt);
-    return put_begin(op);
+    const int begun = put_begin(op);
+    if (begun == SHD_OK || begun == SHD_PENDING)
+        verified_prepared(op->model, req->step);
+    return begun;
 }
 
 static int begin_it(struct op *op)

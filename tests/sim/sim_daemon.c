@@ -332,6 +332,14 @@ static bool try_lease(struct sim *s, struct sim_daemon *d, struct sim_session *s
     return true;
 }
 
+/* All owners are told that a put begins before owner 0 commits it. */
+static void put_begins(struct sim *s, uint64_t step)
+{
+    for (uint32_t i = 0; i < s->config.daemons; i++)
+        if (s->daemon[i].alive && s->daemon[i].verify != NULL)
+            verify_close(s->daemon[i].verify, s->daemon[i].core, step);
+}
+
 /* A put at owner 0 comes first or not at all; the others make room for it. */
 static int make_room(struct sim *s, struct sim_daemon *d, const struct sim_wait *wait,
                      struct shd_err *e)
@@ -341,6 +349,7 @@ static int make_room(struct sim *s, struct sim_daemon *d, const struct sim_wait 
     if (wait->decision.put == 0 || wait->step < step_collecting(d->core))
         return SHD_OK;
     if (sim_daemon_index(s, d) == 0) {
+        put_begins(s, wait->step);
         r = step_put_check(d->core, wait->step, e);
         return r == SHD_OK && !step_put_idle(d->core) ? SHD_PENDING : r;
     }
