@@ -80,9 +80,11 @@ static bool train_eval_is_due(const struct train *t, uint64_t step)
     return t->options->rank == 0 && every > 0 && step > 0 && step % every == 0;
 }
 
-static struct schedule_share train_share(const struct options *o)
+/* Of the open step, which has as many micro-batches as its owners say (shardctl set). */
+static struct schedule_share train_share(const struct train *t)
 {
-    return (struct schedule_share){ .micro_batches = (uint32_t)o->micro_batches,
+    const struct options *o = t->options;
+    return (struct schedule_share){ .micro_batches = shd_micro_batches(t->model),
                                     .accumulate = o->chosen.accumulate,
                                     .rank = o->rank,
                                     .world = o->world,
@@ -116,6 +118,12 @@ static uint64_t train_row_ns(const struct shd_step_row *row)
     return now_ns > ago_ns ? now_ns - ago_ns : 0;
 }
 
+/* Micro-batches that a step's numbers are sums over; 0: its owners do not know. */
+static double train_counted(const struct train *t, uint32_t reported)
+{
+    return reported > 0 ? reported : (double)t->options->micro_batches;
+}
+
 static void train_tell_row(struct train *t, const struct shd_step_row *row)
 {
     const uint64_t end_ns = train_row_ns(row), last_ns = t->progress.last_ns;
@@ -128,7 +136,7 @@ static void train_tell_row(struct train *t, const struct shd_step_row *row)
                                .begin_ns = last_ns < end_ns ? last_ns : end_ns,
                                .end_ns = end_ns };
     p.loss = row->metric_count > METRIC_LOSS
-                 ? row->metrics[METRIC_LOSS] / (double)t->options->micro_batches
+                 ? row->metrics[METRIC_LOSS] / train_counted(t, row->reported)
                  : NAN;
     progress_step(&t->progress, &p);
 }
@@ -160,7 +168,7 @@ static void train_step_done(struct train *t, struct progress_step *p,
     p->end_ns = clock_now_ns();
     p->end = train_stats(t);
     p->step = result->step + 1;
-    p->loss = result->metrics[METRIC_LOSS] / (double)t->options->micro_batches;
+    p->loss = result->metrics[METRIC_LOSS] / train_counted(t, result->reported);
     p->norm = result->grad_norm;
     p->skipped = result->skipped;
     p->forward_ns = t->compute.forward_ns;
@@ -194,7 +202,7 @@ static int train_step(struct train *t, struct shd_err *e)
 {
     const struct options *o = t->options;
     const uint64_t step = shd_step(t->model);
-    const struct schedule_share share = train_share(o);
+    const struct schedule_share share = train_share(t);
     const struct shd_update update = train_update(o, step);
     const struct shd_compute compute = compute_callbacks(&t->compute);
     struct shd_result result = { .size = sizeof result };
@@ -265,7 +273,7 @@ static const char *train_signal_name(int number)
 
 static bool train_goes_on(const struct train *t)
 {
-    const struct schedule_share share = train_share(t->options);
+    const struct schedule_share share = train_share(t);
     const uint64_t step = shd_step(t->model);
     if (step >= t->options->steps || t->signal != 0 || t->left)
         return false;
