@@ -154,7 +154,8 @@ SHD_API uint32_t shd_owners(const shd_session *s); /* daemons of this session; "
  *
  * docs/protocol.md has every field. List units in forward order: so they are applied and become
  * readable. micro_batches, M: a step is the mean of so many; [[0, 4], [1000, 8]]: 4, from step 1000
- * on 8 (shd_micro_batches() says what the open step has). accumulate, a, an integer that divides M
+ * on 8 (shd_micro_batches() says what the open step has); micro_batches_max: so many can be set by
+ * shd_model_set(). accumulate, a, an integer that divides M
  * (1): a worker sums the gradients of micro-batches k a to k a + a - 1 and returns them once.
  * uses: units whose tensors this one reads too (tied weights), returned after the last use. */
 SHD_API int shd_model_open(shd_session *s, const char *spec_json, shd_model **ret_model,
@@ -425,24 +426,28 @@ SHD_API int shd_blob(shd_model *m, void *buf, size_t room, size_t *ret_bytes, st
 
 /* -- Changing what is trained ------------------------------------------------------------------ */
 /* Change hyperparameters of a model that trains, with its moments kept: "lr_scale.GROUP=0.5
- * weight_decay.GROUP=0.1 betas.GROUP=0.9,0.95 clip_norm=1", with the spec's names of groups; of SGD
- * momentum.GROUP; beta1 and beta2 alone, too. A key without a group: of all groups. "spec" for a
- * value: not set any more. Or JSON: {"lr_scale.GROUP": 0.5, "betas.GROUP": [0.9, 0.95]}, null for
- * "spec". "guard=go-on", alone: what a guard has stopped is trained again.
- * What is set is in force from one step on, at all owners, whoever commits, through kills
- * and checkpoints. It comes before what the spec and struct shd_update say; lr_scale takes the
- * place of the spec's, and multiplies a rate that the update gives for the group. Workers still
- * open the model with its spec.
+ * weight_decay.GROUP=0.1 betas.GROUP=0.9,0.95 eps.GROUP=1e-6 clip_norm=1 micro_batches=8", with the
+ * spec's names of groups; of SGD momentum.GROUP; beta1 and beta2 alone, too. A key without a group:
+ * of all groups. "spec" for a value: not set any more; "now": what waits of it for its step is
+ * given up (with `from`: of that step). Or JSON: {"lr_scale.GROUP": 0.5, "betas.GROUP": [0.9,
+ * 0.95]}, null for "spec". "guard=go-on", alone: what a guard has stopped is trained again. What is
+ * set is in force from one step on, at all owners, whoever commits, through kills and checkpoints.
+ * It comes before what the spec and struct shd_update say; lr_scale takes the place of the spec's,
+ * and multiplies a rate that the update gives for the group. Workers still open the model with its
+ * spec. micro_batches is M of a step, at most the spec's micro_batches_max and a multiple of a;
+ * each step has shd_micro_batches(), and leases, accordingly.
  *
  * from: the step to change it from; 0: the first that can be, the open one, or the next where that
- * is about to be committed. *ret_from (may be NULL): that step, or an earlier one where all of it
- * was so already. Errors: SHD_EINVAL what cannot be changed, with the reason, or no such setting or
- * group; SHD_ERANGE a value; SHD_ESTEP `from` is over; SHD_EBUSY others wait for another step;
- * SHD_ENOTSUP a daemon or a worker of an older build, or a model that was opened by one. */
+ * is about to be committed, or micro_batches are changed. *ret_from (may be NULL): that step, or an
+ * earlier one where all of it was so already. Several can wait, each for its step. Errors:
+ * SHD_EINVAL what cannot be changed, with the reason, or no such setting or group; SHD_ERANGE a
+ * value; SHD_ESTEP `from` is over; SHD_EBUSY too many wait; SHD_ENOTSUP a daemon or a worker of an
+ * older build, or a model that was opened by one. */
 SHD_API int shd_model_set(shd_model *m, const char *settings, uint64_t from, uint64_t *ret_from,
                           struct shd_err *e);
 /* What is set: {"now": {"lr_scale.decay": {"value": 0.5, "from": 10}}, "next": null or {"from":
- * 100, "settings": {"clip_norm": 1.0}}}. *ret_json is yours: free() it. */
+ * 100, "settings": {"clip_norm": 1.0}}, and where more wait "later": [{"from": 200, ...}]}.
+ * *ret_json is yours: free() it. */
 SHD_API int shd_settings(shd_model *m, char **ret_json, struct shd_err *e);
 
 /* -- History ---------------------------------------------------------------------------------- */

@@ -104,6 +104,41 @@ int runs_check_rates(const struct spec *spec, const double *rates, uint32_t coun
     return r;
 }
 
+static int check_eps(const struct spec *spec, const struct decision *d, struct shd_err *e)
+{
+    const char *key = spec_optimizer_rows[spec->optimizer].eps_key;
+    if (d->eps_count != 0 && d->eps_count != spec->group_count)
+        return err_set(e, SHD_EINVAL,
+                       "eps of %" PRIu32 " groups is given, model '%.60s' has %" PRIu32,
+                       d->eps_count, spec->name, spec->group_count);
+    for (uint32_t g = 0; g < d->eps_count; g++) {
+        const double x = d->eps[g];
+        if (!isnan(x) && (key == NULL || spec->groups[g].mean))
+            return err_set(e, SHD_EINVAL,
+                           "group '%.60s': %g is given for an eps that its optimizer does not have",
+                           spec->groups[g].name, x);
+        if (!isnan(x) && !(x >= (double)FLT_MIN && x <= (double)FLT_MAX))
+            return err_set(e, SHD_ERANGE,
+                           "group '%.60s': eps is %g, must be NaN (the spec's) or %.8g to %.8g",
+                           spec->groups[g].name, x, (double)FLT_MIN, (double)FLT_MAX);
+    }
+    return SHD_OK;
+}
+
+int runs_check_decision(const struct spec *spec, const struct decision *decision, struct shd_err *e)
+{
+    const uint32_t next = decision->micro_batches;
+    int r = runs_check_rates(spec, decision->rates, decision->rate_count, e);
+    if (r == SHD_OK)
+        r = check_eps(spec, decision, e);
+    if (r == SHD_OK && (next > spec->micro_batches || next % spec->accumulate != 0))
+        r = err_set(e, SHD_ERANGE,
+                    "a next step of %" PRIu32 " micro-batches, model '%.60s' has at most %" PRIu32
+                    ", multiples of %" PRIu32,
+                    next, spec->name, spec->micro_batches, spec->accumulate);
+    return r;
+}
+
 static double or_else(double rate, double of_spec)
 {
     return isnan(rate) ? of_spec : rate;
@@ -138,7 +173,7 @@ static struct kern_rates torch_rates(const struct spec *spec, const struct decis
                             .beta1 = (float)beta1,
                             .beta2 = (float)beta2,
                             .rest1 = (float)(1 - spec->dampening),
-                            .eps = (float)spec->eps };
+                            .eps = (float)or_else(decision_eps_of(decision, g), spec->eps) };
     if (spec->optimizer == SPEC_SGD_TORCH) {
         c.flags = (beta1 != 0 ? KERN_MOMENTUM : 0) | (update == 1 ? KERN_FIRST : 0) |
                   (spec->nesterov ? KERN_NESTEROV : 0);
@@ -166,7 +201,7 @@ void runs_hypers(const struct spec *spec, const struct decision *decision, uint6
             .weight_decay = (float)or_else(r.weight_decay, group->weight_decay),
             .beta1 = beta1,
             .beta2 = beta2,
-            .eps = (float)spec->eps,
+            .eps = (float)or_else(decision_eps_of(decision, g), spec->eps),
             .bias1 = (float)(1 - power((double)beta1, update)),
             .bias2 = (float)(1 - power((double)beta2, update)),
         };

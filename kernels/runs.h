@@ -28,6 +28,10 @@ int runs_new(const struct spec *spec, uint32_t unit, struct slice slice, struct 
 int runs_check_rates(const struct spec *spec, const double *rates, uint32_t count,
                      struct shd_err *e);
 
+/* Are a decision's rates, eps and number of micro-batches those of the model? Errors as above. */
+int runs_check_decision(const struct spec *spec, const struct decision *decision,
+                        struct shd_err *e);
+
 /* Hyperparameters of every group, [spec->group_count], for an update as decided. The decision's
  * rates: runs_check_rates().
  * update: how many updates with this one have been applied, from 1 (skipped steps do not count):

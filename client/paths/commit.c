@@ -203,13 +203,20 @@ static uint64_t *attempts_of(const struct shd_model *m)
     return attempts;
 }
 
+/* Micro-batches of the step that an owner is at: as its last decision, or the spec, says. */
+static uint32_t micros_at(const struct shd_model *m, uint32_t owner)
+{
+    const struct map_layout *l = &m->map->owners[owner].layout;
+    return l->decided && l->decision.micro_batches > 0 ? l->decision.micro_batches
+                                                       : spec_micro_batches(m->spec, l->step);
+}
+
 /* Commit the step before s.max to all. *ret_over: it is no longer on record, so the owners moved
  * on, or back. */
 static int pass_on(struct shd_model *m, struct steps s, bool *ret_over, struct shd_err *e)
 {
-    const struct turn_update update = {
-        .args = { .micro_batches = spec_micro_batches(m->spec, s.min) }, .recorded_only = true
-    };
+    const struct turn_update update = { .args = { .micro_batches = micros_at(m, s.behind) },
+                                        .recorded_only = true };
     size_t bytes;
     uint64_t *attempts = attempts_of(m);
     void *data = sys_malloc(SHD_BLOB_BYTES_MAX);
@@ -253,6 +260,7 @@ static void settled(struct shd_model *m, struct steps s, uint64_t rewound)
     const struct map_layout *ahead = &m->map->owners[s.ahead].layout;
     m->step = s.max;
     m->map->rewound = rewound;
+    m->decided = false; /* where it went back to its beginning there is none */
     if (ahead->decided)
         model_decided(m, &ahead->decision);
     take_in(m);
@@ -264,7 +272,7 @@ static void settled(struct shd_model *m, struct steps s, uint64_t rewound)
 static bool can_follow(const struct shd_model *m, struct steps s)
 {
     const struct map_model *map = m->map;
-    const uint32_t groups = spec_micro_batches(m->spec, s.min) / m->spec->accumulate;
+    const uint32_t groups = micros_at(m, s.behind) / m->spec->accumulate;
     const struct map_layout *ahead = &map->owners[s.ahead].layout;
     const bool put = ahead->decided && ahead->decision.put != 0;
     for (uint32_t i = 0; !put && i < map->owner_count; i++)

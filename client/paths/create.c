@@ -238,9 +238,11 @@ static void make_fork(const struct round *round, const struct link *link,
         .model = c->starts->from->map->owners[link->index].layout.handle,
         .step = c->starts->step
     };
-    if (change != NULL && link->index == 0)
-        ret_request->fork.settings = (struct wire_bytes){ (const uint8_t *)change->numbers,
-                                                          change->count * sizeof *change->numbers };
+    if (change == NULL || link->index > 0)
+        return;
+    const struct settings_bytes b = settings_pack(change);
+    ret_request->fork.settings = (struct wire_bytes){ b.old, b.old_bytes };
+    ret_request->fork.settings_more = (struct wire_bytes){ b.more, b.more_bytes };
 }
 
 static int take_forked(const struct round *round, const struct link *link,

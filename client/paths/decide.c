@@ -148,9 +148,22 @@ static uint32_t rated_groups(const struct decide_args *args)
 {
     const uint32_t count = args->settings != NULL ? args->settings->count : 0;
     bool any = false;
-    for (uint32_t i = 1; i < count; i++)
+    for (uint32_t i = 1; i < settings_old_count(count); i++)
         any = any || !isnan(args->settings->numbers[i]);
-    return args->group_count == 0 && any ? (count - 1) / SETTINGS_RATES : args->group_count;
+    return args->group_count == 0 && any ? settings_groups(count) : args->group_count;
+}
+
+/* Those that are set; none at all where none is. */
+static void give_eps(const struct decide_args *args, struct decision *d)
+{
+    const uint32_t groups = args->settings != NULL ? settings_groups(args->settings->count) : 0;
+    bool any = false;
+    for (uint32_t g = 0; g < groups; g++) {
+        const double eps = setting_get(args->settings, setting_eps(groups, g));
+        d->eps[g] = isnan(eps) ? (double)NAN : eps;
+        any = any || !isnan(eps);
+    }
+    d->eps_count = any ? groups : 0;
 }
 
 /* What the update says, and what is set, and is not computed. */
@@ -168,6 +181,7 @@ static struct decision given(const struct decide_args *args, double divisor, dou
         for (uint32_t i = 0; i < DECISION_RATES; i++) /* there are many NaNs: one of them */
             d.rates[g * DECISION_RATES + i] = isnan(numbers[i]) ? (double)NAN : numbers[i];
     }
+    give_eps(args, &d);
     return d;
 }
 

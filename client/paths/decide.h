@@ -4,10 +4,11 @@
  * Happy path: the owners' sums of squares are added exactly (proto/base/fixsum.h), so the norm does
  * not depend on their number; from it follow clipping and the factor the summed gradient gets.
  * What is set of the model (proto/spec/settings.h) comes before what the update says: weight decay,
- * betas and clip_norm take its place, lr_scale multiplies the group's rate, as the update gives it
- * or, where it gives none, the update's own (then instead of the spec's scale).
- * A step whose norm or loss is above one of the guard's limits (proto/spec/guard.h) is skipped.
- * A decision that an owner has recorded already is passed on verbatim instead.
+ * betas, eps and clip_norm take its place, lr_scale multiplies the group's rate, as the update
+ * gives it or, where it gives none, the update's own (then instead of the spec's scale). A step
+ * whose norm or loss is above one of the guard's limits (proto/spec/guard.h) is skipped. A decision
+ * that an owner has recorded already is passed on verbatim instead. The number of micro-batches of
+ * the next step is owner 0's to say, when it records the decision.
  */
 #ifndef SHD_DECIDE_H
 #define SHD_DECIDE_H

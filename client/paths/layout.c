@@ -103,7 +103,8 @@ static int take_layout(struct layout_opening *o, const struct link *link,
                               .spec_bytes = layout->spec_bytes,
                               .one_count = layout->one_count,
                               .instance = layout->instance,
-                              .guard_back = layout->guard_back };
+                              .guard_back = layout->guard_back,
+                              .room = layout->room };
     memcpy(got.segments, layout->segments, sizeof got.segments);
     got.on_gpu = layout->device.bytes > 0;
     CHECK(!got.on_gpu || layout->device.bytes == sizeof got.uuid);

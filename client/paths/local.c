@@ -707,6 +707,7 @@ static int local_commit(struct shd_model *m, const struct decide_args *args,
     struct decided decided;
     uint8_t *taken = NULL;
     int r = decide_local(m, args, &decided, e);
+    decided.decision.micro_batches = settings_micro_batches(&local->settings, m->step + 1);
     if (r == SHD_OK)
         r = take_blob(blob, &taken, e);
     struct shd_err why = { 0 };

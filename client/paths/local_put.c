@@ -97,7 +97,7 @@ static void end_step(struct shd_model *m, const struct decision *decision)
 
 int local_put(struct shd_model *m, const struct path_put *put, bool *ret_counts, struct shd_err *e)
 {
-    const struct decision decision = put_decision(m, put, /* origin= */ 1);
+    struct decision decision = put_decision(m, put, /* origin= */ 1);
     const uint64_t elems = count_elems(m, put);
     const float *next;
     int r = check_untouched(m, e);
@@ -114,6 +114,7 @@ int local_put(struct shd_model *m, const struct path_put *put, bool *ret_counts,
     free(values);
     if (r != SHD_OK)
         return r;
+    decision.micro_batches = settings_micro_batches(&m->local->settings, m->step + 1);
     set_updates(m, put);
     end_step(m, &decision);
     *ret_counts = true;

@@ -51,6 +51,7 @@ struct map_layout {  /* an owner's answer to OpenModel */
     uint64_t guard_back; /* owner 0's: 1 + the step that its guard went back for, by the last
                           * rewind; 0: that was somebody's */
     bool one_count;      /* of updates, for all units; false: one for each, or it did not say */
+    uint32_t room;       /* micro-batches that a step can be set to have; 0: none */
     uint8_t in[MODEL_IN_BYTES]; /* a bit per group that is all in there, of `step` and attempt */
 };
 

@@ -147,7 +147,8 @@ static void make_commit(const struct round *round, const struct link *link,
     };
 }
 
-/* Owner 0 has had another put of this step first, or something else. */
+/* Owner 0 has had another put of this step first, or something else; or it has said how many
+ * micro-batches the next step has, which goes to the others. */
 static int take_committed(const struct round *round, const struct link *link,
                           const struct wire_reply *reply, struct shd_err *e)
 {
@@ -155,7 +156,9 @@ static int take_committed(const struct round *round, const struct link *link,
     const bool ours = !reply->committed.over && reply->committed.decision.put == p->decision.put;
     if (link->index == 0)
         p->counted = ours;
-    else if (!ours)
+    if (link->index == 0 && ours)
+        p->decision = reply->committed.decision;
+    if (link->index > 0 && !ours)
         return link_err(link, SHD_EINTERNAL, e,
                         "has another decision of step %" PRIu64 " than the put that owner 0 has",
                         p->m->step);

@@ -1,12 +1,15 @@
-/* See set.h. A daemon that dies is asked again: a change that is there already changes nothing. */
+/* See set.h. A daemon that dies is asked again: a change that is there already, by its id or as a
+ * whole, changes nothing. */
 #include "client/paths/set.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "client/paths/local_state.h"
 #include "client/paths/map.h"
 #include "client/session/hub.h"
+#include "client/session/link.h"
 #include "client/session/round.h"
 #include "proto/base/sys.h"
 #include "proto/spec/settings_text.h"
@@ -15,8 +18,33 @@ struct setting {
     const struct shd_model *m;
     const struct path_set *set;
     uint64_t from;
-    char *json; /* owned */
+    uint64_t id; /* of the change */
+    char *json;  /* owned */
 };
+
+/* What an owner of an older build, or whose ledger is of one, cannot be told or keep. */
+static int check_owners(const struct shd_model *m, const struct settings *change, struct shd_err *e)
+{
+    const struct hub *hub = m->session->hub;
+    const bool all = settings_new(change);
+    bool any = all;
+    for (uint32_t i = 0; i < change->count; i++)
+        any = any || change->numbers[i] == SETTINGS_STAY;
+    for (uint32_t i = 0; any && i < (all ? hub->link_count : 1); i++) {
+        const struct link *link = &hub->links[i];
+        if (link->peer.level < WIRE_LEVEL_AUDITS)
+            return link_err(link, SHD_ENOTSUP, e,
+                            "is of an older build, which knows no micro_batches or eps that are "
+                            "set, and takes nothing back: upgrade it");
+        if (all && m->map->owners[i].layout.room == 0)
+            return link_err(link, SHD_ENOTSUP, e,
+                            "has model '%s' as an older build opened it, without room for "
+                            "micro_batches or eps that are set: save it, and restore it in this "
+                            "build (shardctl restore --replace)",
+                            m->spec->name);
+    }
+    return SHD_OK;
+}
 
 static void make_set(const struct round *round, const struct link *link,
                      struct wire_request *ret_request)
@@ -25,11 +53,14 @@ static void make_set(const struct round *round, const struct link *link,
     const struct settings *change = s->set->change;
     ret_request->set = (struct wire_set){ .model = s->m->map->owners[link->index].layout.handle,
                                           .from = s->set->from,
+                                          .id = s->id,
                                           .look = change == NULL && !s->set->go_on,
                                           .go_on = s->set->go_on };
-    if (change != NULL)
-        ret_request->set.change = (struct wire_bytes){ (const uint8_t *)change->numbers,
-                                                       change->count * sizeof *change->numbers };
+    if (change == NULL)
+        return;
+    const struct settings_bytes b = settings_pack(change);
+    ret_request->set.change = (struct wire_bytes){ b.old, b.old_bytes };
+    ret_request->set.more = (struct wire_bytes){ b.more, b.more_bytes };
 }
 
 static int take_set(const struct round *round, const struct link *link,
@@ -68,7 +99,12 @@ int set_owner(struct shd_model *m, const struct path_set *set, struct shd_err *e
                            .make = make_set,
                            .take = take_set,
                            .ctx = &s };
-    const int r = round_one(&round, &m->session->hub->links[0], 0, e);
+    int r = set->change != NULL ? check_owners(m, set->change, e) : SHD_OK;
+    while (r == SHD_OK && set->change != NULL && s.id == 0)
+        if (getrandom(&s.id, sizeof s.id, 0) != (ssize_t)sizeof s.id)
+            r = err_sys(e, SHD_EIO, "get random bytes");
+    if (r == SHD_OK)
+        r = round_one(&round, &m->session->hub->links[0], 0, e);
     if (r == SHD_OK)
         give(&s);
     else
@@ -80,7 +116,7 @@ int set_local(struct shd_model *m, const struct path_set *set, struct shd_err *e
 {
     struct setting s = { .m = m, .set = set };
     struct settings_kept after = m->local->settings;
-    const struct settings_when when = { m->step, m->step, set->from };
+    const struct settings_when when = { m->step, m->step, set->from, 0 };
     int r = SHD_OK;
     s.from = m->step;
     if (set->go_on)

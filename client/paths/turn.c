@@ -277,9 +277,10 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
     if (t->state != TURN_PREPARING || t->owner[owner].in)
         return SHD_OK; /* a repeat */
     int r = check_step(t, owner, prepared->step, "prepared", e);
+    const struct settings_bytes set = { prepared->settings.data, prepared->settings_more.data,
+                                        prepared->settings.bytes, prepared->settings_more.bytes };
     if (r == SHD_OK && owner == 0)
-        r = settings_unpack(prepared->settings.data, prepared->settings.bytes, /* change= */ false,
-                            &t->settings, e);
+        r = settings_unpack(&set, /* change= */ false, &t->settings, e);
     if (r == SHD_OK && owner == 0)
         r = guard_limits_unpack(prepared->guard.data, prepared->guard.bytes, &t->guard, e);
     if (r != SHD_OK)
@@ -297,6 +298,7 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
         return name(t, owner, prepared, e);
     t->prepared[owner] = *prepared;
     t->prepared[owner].settings = (struct wire_bytes){ 0 }; /* theirs go with the message */
+    t->prepared[owner].settings_more = (struct wire_bytes){ 0 };
     t->prepared[owner].guard = (struct wire_bytes){ 0 };
     t->prepared[owner].unit_sums = (struct wire_bytes){ 0 };
     take_in(t, owner);

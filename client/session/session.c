@@ -122,7 +122,8 @@ struct shd_tensor model_tensor(const struct shd_model *m, uint32_t index)
 
 uint32_t model_micro_batches(const struct shd_model *m)
 {
-    return spec_micro_batches(m->spec, m->step);
+    return m->decided && m->decision.micro_batches > 0 ? m->decision.micro_batches
+                                                       : spec_micro_batches(m->spec, m->step);
 }
 
 uint32_t model_returns(const struct shd_model *m)

@@ -215,7 +215,8 @@ void model_step_over(struct shd_model *m);
 
 struct shd_tensor model_tensor(const struct shd_model *m, uint32_t index);
 
-/* Micro-batches of the open step, and groups of them. */
+/* Micro-batches of the open step, as the decision before it or the spec says, and groups of them.
+ */
 uint32_t model_micro_batches(const struct shd_model *m);
 uint32_t model_returns(const struct shd_model *m);
 

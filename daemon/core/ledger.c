@@ -32,6 +32,12 @@ _Static_assert(LEDGER_METRICS == HISTORY_METRICS, "a row has room for what a rec
 _Static_assert(LEDGER_BLOB_BYTES % _Alignof(struct history_slot) == 0, "the history is aligned");
 _Static_assert(SHD_MICROS_MAX < 1u << 15, "a progress word has room for the count");
 
+/* Of settings as versions 6 and 7 have them. */
+static uint64_t set_bytes(const struct ledger_head *h)
+{
+    return h->version == 6 || h->version == 7 ? sizeof(struct ledger_set) : 0;
+}
+
 /* Offsets of all parts from the counts in h; returns the size of the whole. */
 static uint64_t place_parts(struct ledger_head *h)
 {
@@ -50,18 +56,22 @@ static uint64_t place_parts(struct ledger_head *h)
     };
     const uint64_t history_bytes = h->history_slots * sizeof(struct history_slot);
     const uint64_t more_bytes = h->version < 3 ? 0 : 2 * sizeof(struct ledger_more);
-    const uint64_t set_bytes = h->version < 6 ? 0 : sizeof(struct ledger_set);
     const uint64_t guard_bytes = h->version < 7 ? 0 : sizeof(struct ledger_guard);
+    const uint64_t rewind_bytes = h->version < 7 ? 0 : sizeof(struct ledger_rewind);
+    const uint64_t settings_bytes = h->version < 8 ? 0 : sizeof(struct ledger_settings);
+    const uint64_t chosen_bytes = h->version < 8 ? 0 : 2 * sizeof(struct ledger_chosen);
     for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
         *parts[i].ret_at = at;
         at = layout_align(at + parts[i].bytes, PART_ALIGN);
     }
     at = layout_align(at + history_bytes, PART_ALIGN) + more_bytes;
-    at = layout_align(layout_align(at, PART_ALIGN) + set_bytes, PART_ALIGN);
+    at = layout_align(layout_align(at, PART_ALIGN) + set_bytes(h), PART_ALIGN);
     at = layout_align(at + guard_bytes, PART_ALIGN);
-    at = layout_align(at + (h->version < 7 ? 0 : sizeof(struct ledger_rewind)), PART_ALIGN);
+    at = layout_align(at + rewind_bytes, PART_ALIGN);
     at = layout_align(at + (h->version < 8 ? 0 : AUDIT_BYTES), PART_ALIGN);
-    return layout_align(at + (h->version < 8 ? 0 : sizeof(struct ledger_back)), SHD_PAGE_BYTES);
+    at = layout_align(at + (h->version < 8 ? 0 : sizeof(struct ledger_back)), PART_ALIGN);
+    at = layout_align(at + settings_bytes, PART_ALIGN);
+    return layout_align(at + chosen_bytes, SHD_PAGE_BYTES);
 }
 
 /* Limits that keep place_parts() far from overflow. */
@@ -134,19 +144,23 @@ static void point_to_parts(struct ledger *l, void *memory)
     if (h->version >= 3)
         l->more = (void *)(base + more_at);
     const uint64_t set_at = layout_align(more_at + 2 * sizeof *l->more, PART_ALIGN);
-    if (h->version >= 6)
+    if (set_bytes(h) > 0)
         l->set = (void *)(base + set_at);
     if (h->version < 7)
         return;
-    const uint64_t guard_at = layout_align(set_at + sizeof *l->set, PART_ALIGN);
-    l->guard = (void *)(base + guard_at);
+    const uint64_t guard_at = layout_align(set_at + set_bytes(h), PART_ALIGN);
     const uint64_t rewind_at = layout_align(guard_at + sizeof *l->guard, PART_ALIGN);
+    l->guard = (void *)(base + guard_at);
     l->rewind = (void *)(base + rewind_at);
     if (h->version < 8)
         return;
     const uint64_t audit_at = layout_align(rewind_at + sizeof *l->rewind, PART_ALIGN);
+    const uint64_t back_at = layout_align(audit_at + AUDIT_BYTES, PART_ALIGN);
+    const uint64_t settings_at = layout_align(back_at + sizeof *l->back, PART_ALIGN);
     l->audit = (void *)(base + audit_at);
-    l->back = (void *)(base + layout_align(audit_at + AUDIT_BYTES, PART_ALIGN));
+    l->back = (void *)(base + back_at);
+    l->settings = (void *)(base + settings_at);
+    l->chosen = (void *)(base + layout_align(settings_at + sizeof *l->settings, PART_ALIGN));
 }
 
 /* Of no number that lay there by chance. */
@@ -316,6 +330,11 @@ void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision 
     }
     guard_get(l, slot, &d.guard);
     cause_get(l, slot, &d.cause);
+    if (l->chosen != NULL) {
+        d.micro_batches = l->chosen[slot].micro_batches;
+        d.eps_count = l->chosen[slot].eps_count;
+        memcpy(d.eps, l->chosen[slot].eps, d.eps_count * sizeof *d.eps);
+    }
     d.put = l->head->put_at[slot];
     /* Older versions do not say; where all units have one count it is the same. */
     if (d.put != 0 && (kept->sets_updates || !ledger_counts_units(l)))
@@ -327,6 +346,8 @@ bool ledger_decision_room(const struct ledger *l, const struct decision *decisio
 {
     if ((l->guard == NULL && decision->guard.what != GUARD_NONE) ||
         (l->back == NULL && decision->guard.rewind))
+        return false;
+    if (l->chosen == NULL && (decision->micro_batches > 0 || decision->eps_count > 0))
         return false;
     if (l->more == NULL)
         return decision->divisor == 0 && decision->rate_count == 0 && decision->puts == 0;
@@ -346,6 +367,11 @@ void ledger_decision_put(struct ledger *l, uint32_t slot, const struct decision 
     guard_put(l, slot, &d->guard);
     if (l->audit != NULL)
         audit_put(l->audit, l->head->record[slot].step, &d->cause);
+    if (l->chosen != NULL) {
+        l->chosen[slot] = (struct ledger_chosen){ .micro_batches = d->micro_batches,
+                                                  .eps_count = d->eps_count };
+        memcpy(l->chosen[slot].eps, d->eps, d->eps_count * sizeof *d->eps);
+    }
     if (l->more == NULL)
         return;
     l->more[slot].divisor = d->divisor;
@@ -419,6 +445,21 @@ static int check_more(const struct ledger_more *more, struct shd_err *e)
                    more->divisor, more->rate_count);
 }
 
+static int check_chosen(const struct ledger *l, const struct ledger_chosen *c, struct shd_err *e)
+{
+    bool good = c->micro_batches <= SHD_MICROS_MAX && c->eps_count <= ARRAY_SIZE(c->eps) &&
+                c->returns <= l->head->micros;
+    for (uint32_t i = 0; good && i < c->eps_count; i++)
+        good = isnan(c->eps[i]) || (isfinite(c->eps[i]) && c->eps[i] > 0);
+    if (good)
+        return SHD_OK;
+    return err_set(e, SHD_ESEGMENT,
+                   "ledger's last decision says %" PRIu32 " micro-batches for the next step, after "
+                   "%" PRIu64 " gradients of a unit, at most %" PRIu32
+                   ", or has an eps that is none",
+                   c->micro_batches, c->returns, l->head->micros);
+}
+
 static int check_record(const struct ledger *l, uint64_t commits, struct shd_err *e)
 {
     const struct ledger_record *r = &l->head->record[commits & 1];
@@ -438,8 +479,10 @@ static int check_record(const struct ledger *l, uint64_t commits, struct shd_err
                        r->step, r->updates, r->metric_count, r->blob_at, r->blob_bytes);
     if (ledger_counts_units(l) && !is_bool(&r->decision.sets_updates))
         return err_set(e, SHD_ESEGMENT, "ledger's last decision says neither yes nor no");
-    const int s = check_decision(&r->decision, &r->finite, e);
-    return s == SHD_OK && l->more != NULL ? check_more(&l->more[commits & 1], e) : s;
+    int s = check_decision(&r->decision, &r->finite, e);
+    if (s == SHD_OK && l->more != NULL)
+        s = check_more(&l->more[commits & 1], e);
+    return s == SHD_OK && l->chosen != NULL ? check_chosen(l, &l->chosen[commits & 1], e) : s;
 }
 
 /* Of a unit whose last update is to be done, and took part in it, that one is counted. */
@@ -543,17 +586,10 @@ static int check_resets(const struct ledger *l, uint64_t commits, struct shd_err
 
 static int check_set(const struct ledger *l, struct shd_err *e)
 {
-    if (l->set == NULL)
-        return SHD_OK;
-    const uint64_t given = atomic_load(&l->set->given);
-    const struct settings_kept *kept = &l->set->kept[given & 1];
-    if (settings_plausible(&kept->now, /* change= */ false) &&
-        settings_plausible(&kept->next, /* change= */ true) && kept->from <= LEDGER_STEP_MAX)
-        return SHD_OK;
-    return err_set(e, SHD_ESEGMENT,
-                   "ledger's settings have %" PRIu32 " and %" PRIu32
-                   " numbers, of them some that are none, from step %" PRIu64 " on",
-                   kept->now.count, kept->next.count, kept->from);
+    return ledger_settings_plausible(l)
+               ? SHD_OK
+               : err_set(e, SHD_ESEGMENT,
+                         "ledger's settings have numbers that are none, or wait for no step");
 }
 
 static bool is_veto(const struct ledger_veto *v, uint64_t commits, bool skip)

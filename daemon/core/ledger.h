@@ -25,7 +25,8 @@
  *   metrics.tag       the micro-batch's numbers are there; and of which round
  *   history.tag       the row of a step is there; it counts when the step is committed
  *   audit.tag         what that step came from is there, which was skipped; likewise
- *   set.given         so many changes of settings were given; set.kept[given & 1] is what is kept
+ *   settings.given    so many changes of settings were given; settings.kept[given & 1] is what is
+ *                     kept
  *   guard.go_on       what a guard stopped up to there is trained again; guard.record as record
  *   rewind.under_way  a snapshot is being copied back: nothing else counts until it is
  * (step_rewind.h)
@@ -51,9 +52,9 @@
 #include "proto/base/status.h"
 
 #define LEDGER_MAGIC UINT64_C(0x31726764656c6873) /* "shledgr1" */
-#define LEDGER_VERSION                                                                         \
-    8u /* without 7: audits; 6: guard, rewinds; 5: settings; 4: counts; 3: resets; 2: more; 1: \
-          history */
+/* Without what follows the number: 7 audits, chosen, settings that wait; 6 guard, rewinds;
+ * 5 settings; 4 counts; 3 resets; 2 more; 1 history. */
+#define LEDGER_VERSION    8u
 #define LEDGER_ONE_COUNT  4u /* the version of one with one count of updates for all units */
 #define LEDGER_NAME_BYTES 128u
 #define LEDGER_BLOB_BYTES ((uint64_t)768 * 1024)
@@ -71,6 +72,7 @@ struct ledger_back;
 struct ledger_guard;
 struct ledger_rewind;
 struct ledger_set;
+struct ledger_settings;
 
 struct ledger_decision { /* of a decision what every version of a ledger has */
     bool skip;
@@ -85,6 +87,13 @@ struct ledger_more { /* the rest of it */
     uint32_t rate_count;
     uint32_t puts; /* decision.puts */
     double rates[DECISION_GROUPS_MAX * DECISION_RATES];
+};
+
+struct ledger_chosen { /* from version 8 on: what decisions have had since */
+    uint32_t micro_batches;
+    uint32_t eps_count;
+    double eps[DECISION_GROUPS_MAX];
+    uint64_t returns; /* gradients that each unit got in the step; 0: not known, as the spec says */
 };
 
 struct ledger_record { /* of a committed step */
@@ -166,11 +175,13 @@ struct ledger {
     const char *spec;             /* [spec_bytes], no NUL */
     struct history_slot *history; /* [history_slots], behind the blobs */
     struct ledger_more *more;     /* [2], as records, behind that; NULL: an older version's */
-    struct ledger_set *set;       /* ledger_set.h, behind that; NULL: likewise */
+    struct ledger_set *set;       /* ledger_set.h, behind that; NULL: likewise, or a later one's */
     struct ledger_guard *guard;   /* ledger_guard.h, behind that; NULL: likewise */
     struct ledger_rewind *rewind; /* ledger_rewind.h, behind that; NULL: likewise */
     struct audit_slot *audit;     /* [AUDIT_SLOTS], behind that; NULL: likewise */
     struct ledger_back *back;     /* ledger_back.h, behind that; NULL: likewise */
+    struct ledger_settings *settings; /* ledger_set.h, behind that, and no `set`; NULL: likewise */
+    struct ledger_chosen *chosen;     /* [2], as records, behind that; NULL: likewise */
 };
 
 struct ledger_maker { /* the user whose session made it, and that user's first group */

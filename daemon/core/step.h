@@ -44,6 +44,7 @@
 #define STEP_APPLY_AHEAD 4u                  /* APPLYs outstanding: keeps the compute threads fed */
 #define STEP_CELLS_MAX   (UINT64_C(1) << 24) /* units x micro-batches */
 
+struct settings;
 struct shd_err;
 
 /* The shell's handle of the request whose gradient waits: 1 .. STEP_REF_MAX. */
@@ -108,9 +109,8 @@ struct step_prepared {
     struct decision decision;
     /* What is set (step_set.h) for a step without a decision; borrowed, until the next such answer.
      */
-    const double *settings; /* [setting_count] */
-    uint32_t setting_count; /* 0: nothing */
-    const double *limits;   /* likewise: of its guard (step_guard.h); [limit_count] */
+    const struct settings *settings; /* NULL: nothing */
+    const double *limits;            /* likewise: of its guard (step_guard.h); [limit_count] */
     uint32_t limit_count;
 };
 

@@ -2,6 +2,7 @@
 #include "daemon/core/step_commit.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "daemon/core/ledger.h"
@@ -26,6 +27,15 @@ static void promise(struct step *s)
     FAIL_POINT("step:promise:after");
 }
 
+/* But the number of micro-batches, which the step has since it began. */
+static void tell_settings(struct step *s, uint64_t step)
+{
+    struct settings *told = &s->told.settings;
+    step_settings(s, step, told);
+    if (told->count > 0)
+        told->numbers[setting_micros(settings_groups(told->count))] = (double)NAN;
+}
+
 int step_prepare(struct step *s, uint64_t step, struct step_prepared *ret_prepared,
                  struct shd_err *e)
 {
@@ -38,10 +48,10 @@ int step_prepare(struct step *s, uint64_t step, struct step_prepared *ret_prepar
         *ret_prepared = s->record;
         if (!s->record.has_decision) {
             /* Behind the promise: they do not change any more. */
-            step_settings(s, step, &s->told.settings);
+            tell_settings(s, step);
             step_guard_limits(s, &s->told.limits);
-            ret_prepared->settings = s->told.settings.numbers;
-            ret_prepared->setting_count = s->told.settings.count;
+            if (s->told.settings.count > 0)
+                ret_prepared->settings = &s->told.settings;
             ret_prepared->limits = s->told.limits.numbers;
             ret_prepared->limit_count = s->told.limits.count;
         }
@@ -108,6 +118,8 @@ static void write_record(struct step *s, struct step_blob blob)
     if (s->ledger.audit != NULL && s->record.decision.cause.group > 0)
         audit_put_worker(s->ledger.audit, s->now, &s->next.worker);
     s->next.worker = (struct audit_worker){ 0 };
+    if (s->ledger.chosen != NULL)
+        s->ledger.chosen[commits & 1].returns = s->returns.now;
     write_row(s);
     FAIL_POINT("step:commit:before");
     atomic_store_explicit(&h->commits, commits, memory_order_release);
@@ -213,6 +225,38 @@ static int check_cause(const struct step *s, uint64_t step, const struct decisio
                    decision->skip ? "" : ", and is not skipped");
 }
 
+/* The decision to be recorded. Owner 0 says how many micro-batches the next step has: whoever hands
+ * a decision out asks it first, and the others take what it has recorded. */
+static int complete(const struct step *s, const struct decision *decision,
+                    struct decision *ret_decision, struct shd_err *e)
+{
+    const uint64_t step = s->now;
+    if (!guard_plausible(&decision->guard, decision->skip))
+        return err_set(e, SHD_EINVAL,
+                       "commit of step %" PRIu64 " with rule %" PRIu32 " of a guard%s, limit %g",
+                       step, decision->guard.what, decision->skip ? "" : " that skips nothing",
+                       decision->guard.bound);
+    const int r = check_cause(s, step, decision, e);
+    if (r != SHD_OK)
+        return r;
+    *ret_decision = *decision;
+    if (s->ledger.head->owner == 0)
+        ret_decision->micro_batches = step_settings_micros(s, s->now + 1);
+    if (!step_ramp_good(s, ret_decision->micro_batches))
+        return err_set(e, SHD_EINVAL,
+                       "commit of step %" PRIu64 " with %" PRIu32
+                       " micro-batches for the next one, of at most %" PRIu32 " times %" PRIu32,
+                       step, ret_decision->micro_batches, s->returns.most, s->returns.accumulate);
+    if (ledger_decision_room(&s->ledger, ret_decision))
+        return SHD_OK;
+    return err_set(e, SHD_ENOTSUP,
+                   "commit of step %" PRIu64
+                   " with a divisor, rates or eps of groups, micro-batches of the next step or a "
+                   "guard: the model was opened by an older build, whose ledger has no room for "
+                   "them; save it, and restore it in this one",
+                   step);
+}
+
 int step_commit(struct step *s, uint64_t step, const struct decision *decision,
                 struct step_blob blob, struct decision *ret_decision, enum step_committed *ret_how,
                 struct step_actions *ret_actions, struct shd_err *e)
@@ -228,7 +272,6 @@ int step_commit(struct step *s, uint64_t step, const struct decision *decision,
         return SHD_OK;
     }
     const bool put = decision->put != 0;
-    int r;
     if (put && step == step_collecting(s) && s->phase == STEP_APPLYING)
         return SHD_PENDING;
     if (!put && step == s->now && s->phase == STEP_OPEN && s->cells_in == step_cells(s))
@@ -243,29 +286,18 @@ int step_commit(struct step *s, uint64_t step, const struct decision *decision,
         return err_set(e, SHD_EINVAL,
                        "commit of step %" PRIu64 " would apply gradients that are not finite",
                        step);
-    if (!guard_plausible(&decision->guard, decision->skip))
-        return err_set(e, SHD_EINVAL,
-                       "commit of step %" PRIu64 " with rule %" PRIu32 " of a guard%s, limit %g",
-                       step, decision->guard.what, decision->skip ? "" : " that skips nothing",
-                       decision->guard.bound);
-    r = check_cause(s, step, decision, e);
-    if (r != SHD_OK)
-        return r;
     if (blob.bytes > LEDGER_BLOB_BYTES || step >= LEDGER_STEP_MAX)
         return err_set(e, SHD_ERANGE,
                        "commit of step %" PRIu64 " (limit %" PRIu64 ") with a blob of %" PRIu64
                        " bytes (limit %" PRIu64 ")",
                        step, LEDGER_STEP_MAX, blob.bytes, LEDGER_BLOB_BYTES);
-    if (!ledger_decision_room(&s->ledger, decision))
-        return err_set(
-            e, SHD_ENOTSUP,
-            "commit of step %" PRIu64
-            " with a divisor, rates of groups or a guard: the model was opened by an older build, "
-            "whose ledger has no room for them; save it, and restore it in this one",
-            step);
+    struct decision whole;
+    const int r = complete(s, decision, &whole, e);
+    if (r != SHD_OK)
+        return r;
     if (put)
         begin_put(s);
-    begin_applying(s, decision, blob, ret_actions);
+    begin_applying(s, &whole, blob, ret_actions);
     *ret_decision = s->record.decision;
     *ret_how = STEP_COMMITTED_FIRST;
     return SHD_OK;

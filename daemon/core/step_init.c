@@ -107,6 +107,7 @@ struct step *step_init(void *memory, const struct ledger *ledger, const bool *fr
     s->round = ledger_round(ledger);
     s->units = units;
     s->returns.most = s->returns.now = s->returns.before = micros;
+    s->returns.accumulate = 1;
     s->finite = true;
     fixsum_init(&s->sum);
     const uint64_t commits = atomic_load_explicit(&ledger->head->commits, memory_order_acquire);
@@ -145,7 +146,12 @@ int step_ramp(struct step *s, const struct ramp *ramp, uint32_t accumulate, stru
     CHECK(accumulate > 0);
     s->returns.ramp = ramp;
     s->returns.accumulate = accumulate;
-    CHECK(ramp_max(ramp) / accumulate <= s->returns.most);
+    CHECK(ramp == NULL || ramp_max(ramp) / accumulate <= s->returns.most);
+    if (s->has_last && !step_ramp_good(s, s->last.micro_batches))
+        return err_set(e, SHD_ESEGMENT,
+                       "ledger's decision of step %" PRIu64 " says %" PRIu32
+                       " micro-batches for the next one, of at most %" PRIu32 " times %" PRIu32,
+                       step_collecting(s) - 1, s->last.micro_batches, s->returns.most, accumulate);
     step_ramp_next(s);
     for (uint32_t u = 0; u < s->units; u++)
         if (s->unit[u].next > s->returns.now)

@@ -35,9 +35,9 @@ void step_means(struct step *s, uint32_t unit);
 /* Its guard's rules, borrowed; NULL: none. Likewise. */
 void step_guard(struct step *s, const struct guard *guard);
 
-/* Steps have the spec's numbers of micro-batches (step_ramp.h); without it all have the most. ramp
- * is borrowed; `accumulate` micro-batches make a gradient. Likewise. Errors: SHD_ESEGMENT the
- * ledger's numbers are not those of such a model. */
+/* Steps have the spec's numbers of micro-batches (step_ramp.h), or what was set; ramp NULL: the
+ * spec's is the most. It is borrowed; `accumulate` micro-batches make a gradient. Likewise. Errors:
+ * SHD_ESEGMENT the ledger's numbers are not those of such a model. */
 int step_ramp(struct step *s, const struct ramp *ramp, uint32_t accumulate, struct shd_err *e);
 
 #endif

@@ -1,5 +1,6 @@
-/* Micro-batches of a step where they change by the spec (proto/spec/ramp.h): a pure function of the
- * step's number, so that all owners and workers know it before the step begins.
+/* Micro-batches of a step where they change: by the spec (proto/spec/ramp.h), a pure function of
+ * the step's number; or as they are set (step_set.h), which owner 0 says in the decision of the
+ * step before. So all owners and workers know the number before the step begins.
  *
  * Memory is laid out for the most that there can be: a step with fewer leaves the rest alone.
  *
@@ -8,9 +9,15 @@
 #ifndef SHD_STEP_RAMP_H
 #define SHD_STEP_RAMP_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 struct step;
 
-/* Another step is the collecting one. */
+/* Another step is the collecting one: as many as its ledger's last decision has committed. */
 void step_ramp_next(struct step *s);
+
+/* May a decision say so of the next step? 0: as the spec says. */
+bool step_ramp_good(const struct step *s, uint32_t micro_batches);
 
 #endif

@@ -17,8 +17,26 @@
  * can have been told of while this one was away. */
 #define ROUNDS_AHEAD 2048u
 
-void step_rewind_take(const struct step *s, struct rewind_record *ret_record, uint64_t *ret_updates,
-                      uint8_t *ret_blob)
+uint64_t rewind_more_bytes(const struct ledger *l)
+{
+    return l->chosen != NULL ? sizeof(struct rewind_more) : 0;
+}
+
+static void take_more(const struct step *s, struct rewind_record *record, struct rewind_more *more)
+{
+    const struct ledger *l = &s->ledger;
+    struct settings_kept room;
+    const struct ledger_set *old = l->set;
+    if (old != NULL)
+        record->kept = old->kept[atomic_load_explicit(&old->given, memory_order_relaxed) & 1];
+    if (l->settings != NULL)
+        more->kept = *ledger_settings(l, &room);
+    if (l->chosen != NULL)
+        more->chosen = l->chosen[s->now & 1];
+}
+
+void step_rewind_take(const struct step *s, struct rewind_record *ret_record,
+                      struct rewind_more *ret_more, uint64_t *ret_updates, uint8_t *ret_blob)
 {
     const struct ledger *l = &s->ledger;
     const uint32_t slot = (uint32_t)(s->now & 1);
@@ -28,9 +46,9 @@ void step_rewind_take(const struct step *s, struct rewind_record *ret_record, ui
         .put_at = l->head->put_at[slot],
         .record = l->head->record[slot],
         .more = l->more[slot],
-        .kept = l->set->kept[atomic_load_explicit(&l->set->given, memory_order_relaxed) & 1],
         .guarded = l->guard->record[slot],
     };
+    take_more(s, ret_record, ret_more);
     if (s->now == 0)
         ret_record->record.blob_bytes = 0;
     for (uint32_t u = 0; u < s->units; u++)
@@ -131,13 +149,16 @@ static void put_record(struct ledger *l, const struct rewind_record *record, uin
     atomic_store_explicit(&l->guard->go_on, go_on, memory_order_relaxed);
 }
 
-void step_rewind_start(struct ledger *l, const struct rewind_record *record, uint64_t go_on,
-                       const uint64_t *updates, const uint8_t *blob)
+void step_rewind_start(struct ledger *l, const struct rewind_record *record,
+                       const struct ledger_chosen *chosen, uint64_t go_on, const uint64_t *updates,
+                       const uint8_t *blob)
 {
     const uint32_t slot = (uint32_t)(record->step & 1);
     CHECK(l->rewind != NULL && atomic_load(&l->head->ready) == 0);
     CHECK(record->record.blob_bytes <= LEDGER_BLOB_BYTES);
     put_record(l, record, go_on, blob);
+    if (l->chosen != NULL)
+        l->chosen[slot] = *chosen;
     for (uint32_t u = 0; u < l->head->units; u++) {
         l->unit[u].updates[slot] = updates[u];
         atomic_store_explicit(&l->unit[u].version, record->step, memory_order_relaxed);
@@ -145,10 +166,24 @@ void step_rewind_start(struct ledger *l, const struct rewind_record *record, uin
     atomic_store_explicit(&l->head->commits, record->step, memory_order_release);
 }
 
+static void put_more(struct ledger *l, const struct rewind_record *record,
+                     const struct rewind_more *more)
+{
+    struct ledger_settings *settings = l->settings;
+    struct ledger_set *old = l->set;
+    if (old != NULL)
+        old->kept[atomic_load_explicit(&old->given, memory_order_relaxed) & 1] = record->kept;
+    if (settings != NULL)
+        settings->kept[atomic_load_explicit(&settings->given, memory_order_relaxed) & 1] =
+            more->kept;
+    if (l->chosen != NULL)
+        l->chosen[record->step & 1] = more->chosen;
+}
+
 /* The last word is what makes all before it count: whatever of it is there when this process is
  * killed is written once more. */
-void step_rewind_done(struct ledger *l, const struct rewind_record *record, const uint64_t *updates,
-                      const uint8_t *blob)
+void step_rewind_done(struct ledger *l, const struct rewind_record *record,
+                      const struct rewind_more *more, const uint64_t *updates, const uint8_t *blob)
 {
     struct ledger_head *h = l->head;
     struct ledger_rewind *r = l->rewind;
@@ -164,7 +199,7 @@ void step_rewind_done(struct ledger *l, const struct rewind_record *record, cons
         FAIL_POINT("step:rewind:unit");
     }
     put_record(l, record, step_rewind_go_on(l, step), blob);
-    l->set->kept[atomic_load_explicit(&l->set->given, memory_order_relaxed) & 1] = record->kept;
+    put_more(l, record, more);
     h->resets_at[0] = h->resets_at[1] = resets;
     atomic_store_explicit(&h->promised, 0, memory_order_relaxed);
     atomic_store_explicit(&h->resets, resets, memory_order_relaxed);

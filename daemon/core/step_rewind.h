@@ -32,14 +32,23 @@ struct rewind_record {
     uint64_t put_at;
     struct ledger_record record;
     struct ledger_more more;
-    struct settings_kept kept;
+    struct settings_old_kept kept; /* of a ledger that has settings so */
     struct ledger_guarded guarded;
 };
 
-/* Of the open step, which is not being applied. updates[units]; blob[LEDGER_BLOB_BYTES], of which
- * record.blob_bytes count. */
-void step_rewind_take(const struct step *s, struct rewind_record *ret_record, uint64_t *ret_updates,
-                      uint8_t *ret_blob);
+/* What it says beside that, from version 8 on. */
+struct rewind_more {
+    struct settings_kept kept;
+    struct ledger_chosen chosen;
+};
+
+/* Bytes of that: of older versions none. */
+uint64_t rewind_more_bytes(const struct ledger *l);
+
+/* Of the open step, which is not being applied. *ret_more: only where that has bytes.
+ * updates[units]; blob[LEDGER_BLOB_BYTES], of which record.blob_bytes count. */
+void step_rewind_take(const struct step *s, struct rewind_record *ret_record,
+                      struct rewind_more *ret_more, uint64_t *ret_updates, uint8_t *ret_blob);
 
 /* Sessions agree first: whoever asks has all owners hold their snapshot of the step, owner 0 first,
  * and then owner 0 go. Of two that ask at once the later one counts, by owner 0's clock; a rewind
@@ -79,15 +88,16 @@ int step_rewind_drop(struct step *s, struct step_actions *ret_actions);
 /* Let a fresh ledger, of the same units, begin where a snapshot of another one is; go_on: that of
  * the other's guard. Nothing in the record is looked at: ledger_adopt() does that. Its settings are
  * not taken. */
-void step_rewind_start(struct ledger *l, const struct rewind_record *record, uint64_t go_on,
-                       const uint64_t *updates, const uint8_t *blob);
+void step_rewind_start(struct ledger *l, const struct rewind_record *record,
+                       const struct ledger_chosen *chosen, uint64_t go_on, const uint64_t *updates,
+                       const uint8_t *blob);
 
 /* What a guard let go on up to there, as it was at that step. */
 uint64_t step_rewind_go_on(const struct ledger *l, uint64_t step);
 
 /* The arrays are there: so is the rest, and nothing is under way. blob[record->record.blob_bytes]
  */
-void step_rewind_done(struct ledger *l, const struct rewind_record *record, const uint64_t *updates,
-                      const uint8_t *blob);
+void step_rewind_done(struct ledger *l, const struct rewind_record *record,
+                      const struct rewind_more *more, const uint64_t *updates, const uint8_t *blob);
 
 #endif

@@ -525,8 +525,9 @@ static int check_answer(const struct checkpoint *c, struct shd_err *e)
 /* What is set at this step, and what waits for a later one. */
 static int take_settings(struct checkpoint *c, struct shd_err *e)
 {
+    const uint32_t level = model_settings_new(c->model) ? WIRE_LEVEL_AUDITS : WIRE_LEVEL_STATES;
     const int r = model_settings(c->model, c->step, &c->settings_json, e);
-    if (r == SHD_OK && c->settings_json != NULL && c->op->session->level < WIRE_LEVEL_STATES)
+    if (r == SHD_OK && c->settings_json != NULL && c->op->session->level < level)
         return err_set(e, SHD_ENOTSUP,
                        "model '%s' has settings, which the library that saves it does not know of: "
                        "save by one of the daemons' build",

@@ -395,7 +395,9 @@ static int fork_now(struct create *c, struct op *op)
 {
     const struct wire_fork *req = &op->req.fork;
     struct model *from = op->model;
-    const struct fork_ask ask = { req->step, req->settings.data, req->settings.bytes };
+    const struct fork_ask ask = { req->step,
+                                  { req->settings.data, req->settings_more.data,
+                                    req->settings.bytes, req->settings_more.bytes } };
     fork_free(c->fork);
     c->fork = NULL;
     int r = fork_take(from, c->model, &ask, &c->fork, &op->err);

@@ -2,6 +2,7 @@
 #include "daemon/model/fork.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,9 +17,12 @@
 #include "daemon/model/snapshots.h"
 #include "proto/base/sys.h"
 #include "proto/share/shardmap.h"
+#include "proto/spec/ramp.h"
+#include "proto/spec/spec.h"
 
 struct kept { /* what a snapshot has of its ledger: it may be written anew before that is needed */
     struct rewind_record record;
+    struct rewind_more more;
     uint64_t *updates; /* owned, [units] */
     uint8_t *blob;     /* owned; NULL: none */
 };
@@ -104,23 +108,64 @@ static int take_kept(struct fork *f, const struct snapshot_lent *lent, struct sh
     if (kept->updates == NULL || (blob_bytes > 0 && kept->blob == NULL))
         return no_memory(e);
     memcpy(&kept->record, lent->record, sizeof kept->record);
+    if (lent->more != NULL)
+        kept->more = *lent->more;
+    else
+        ledger_settings_from_old(&kept->record.kept, &kept->more.kept);
     memcpy(kept->updates, lent->updates, units * sizeof *kept->updates);
     if (blob_bytes > 0)
         memcpy(kept->blob, lent->blob, blob_bytes);
     return SHD_OK;
 }
 
+/* -- Micro-batches ------------------------------------------------------------------------------
+ */
+
+static bool differ_at(const struct model *a, const struct model *b, const struct ramp *rows)
+{
+    for (uint32_t i = 0; rows != NULL && i < rows->count; i++)
+        if (spec_micro_batches(a->spec, rows->rows[i].from) !=
+            spec_micro_batches(b->spec, rows->rows[i].from))
+            return true;
+    return spec_micro_batches(a->spec, 0) != spec_micro_batches(b->spec, 0);
+}
+
+/* The fork's spec has other micro-batches: what was set of those of `from` is not set of it. */
+static bool has_own_micros(const struct model *from, const struct model *to)
+{
+    return differ_at(from, to, from->spec->ramp) || differ_at(from, to, to->spec->ramp);
+}
+
+static void forget_micros(struct settings_kept *kept)
+{
+    const uint32_t index = setting_micros(settings_groups(kept->now.count));
+    uint64_t waiting = 0;
+    if (kept->now.count > 0) {
+        kept->now.numbers[index] = (double)NAN;
+        kept->since[index] = 0;
+    }
+    for (uint64_t i = 0; i < kept->waiting; i++)
+        if (kept->waits[i].index != index)
+            kept->waits[waiting++] = kept->waits[i];
+    kept->waiting = waiting;
+}
+
 /* -- Settings -----------------------------------------------------------------------------------
  */
+
+static bool has_change(const struct fork_ask *ask)
+{
+    return ask->change.old_bytes + ask->change.more_bytes > 0;
+}
 
 static int change_settings(const struct model *to, const struct fork_ask *ask,
                            struct settings_kept *kept, struct shd_err *e)
 {
-    const struct settings_when when = { ask->step, ask->step, /* at= */ 0 };
+    const struct settings_when when = { .open = ask->step, .earliest = ask->step };
     struct settings change;
     struct settings_kept after;
     uint64_t from;
-    int r = settings_unpack(ask->change, ask->change_bytes, /* change= */ true, &change, e);
+    int r = settings_unpack(&ask->change, /* change= */ true, &change, e);
     if (r == SHD_OK)
         r = settings_check(to->spec, &change, /* change= */ true, e);
     if (r == SHD_OK && change.count > 0)
@@ -133,25 +178,26 @@ static int change_settings(const struct model *to, const struct fork_ask *ask,
 static int take_settings(const struct fork *f, struct model *to, const struct fork_ask *ask,
                          struct shd_err *e)
 {
-    const struct settings_kept *of = f->kept != NULL ? &f->kept->record.kept
-                                                     : step_settings_kept(f->from->core);
-    struct settings_kept kept = { 0 };
-    const bool any = (of != NULL && settings_any(of)) || ask->change_bytes > 0;
-    if (to->map->owner != 0 || (!any && to->ledger->set == NULL))
+    struct settings_kept room, kept = { 0 };
+    const struct settings_kept *of = f->kept != NULL ? &f->kept->more.kept
+                                                     : step_settings_kept(f->from->core, &room);
+    const bool any = (of != NULL && settings_any(of)) || has_change(ask);
+    const bool has_room = ledger_settings_room(to->ledger);
+    if (to->map->owner != 0 || (!any && !has_room))
         return SHD_OK;
-    if (to->ledger->set == NULL)
+    if (!has_room)
         return err_set(e, SHD_ENOTSUP,
                        "model '%s' has settings, which the build of another daemon does not know "
                        "of: upgrade it",
                        f->from->ledger->head->name);
     if (of != NULL)
         kept = *of;
+    if (has_own_micros(f->from, to))
+        forget_micros(&kept);
     int r = settings_check_kept(to->spec, &kept, e);
-    if (r == SHD_OK && ask->change_bytes > 0)
+    if (r == SHD_OK && has_change(ask))
         r = change_settings(to, ask, &kept, e);
-    if (r == SHD_OK)
-        to->ledger->set->kept[0] = kept;
-    return r;
+    return r == SHD_OK ? ledger_settings_keep(to->ledger, &kept, e) : r;
 }
 
 int fork_take(struct model *from, struct model *to, const struct fork_ask *ask,
@@ -172,6 +218,11 @@ int fork_take(struct model *from, struct model *to, const struct fork_ask *ask,
         r = err_set(e, SHD_ESTEP, "there is no snapshot of step %" PRIu64, ask->step);
     if (r == SHD_OK)
         r = take_settings(f, to, ask, e);
+    if (r == SHD_OK && has_own_micros(from, to)) {
+        f->start.decision.micro_batches = 0;
+        if (f->kept != NULL)
+            f->kept->more.chosen.micro_batches = 0;
+    }
     if (r == SHD_OK) {
         *ret_fork = f;
         return SHD_OK;
@@ -216,7 +267,8 @@ static int begin_kept(const struct fork *f, struct model *to, struct shd_err *e)
         return err_set(e, SHD_ENOTSUP,
                        "the ledger that an older daemon or library has room for does not hold what "
                        "a snapshot has: upgrade it");
-    step_rewind_start(to->ledger, &f->kept->record, f->go_on, f->kept->updates, f->kept->blob);
+    step_rewind_start(to->ledger, &f->kept->record, &f->kept->more.chosen, f->go_on,
+                      f->kept->updates, f->kept->blob);
     const int r = ledger_adopt(&looked_at, to->ledger->head, to->ledger->head->bytes, e);
     return r == SHD_OK ? model_core_anew(to, e) : r;
 }

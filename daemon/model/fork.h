@@ -7,14 +7,14 @@
 #include <stdint.h>
 
 #include "proto/base/status.h"
+#include "proto/spec/settings.h"
 
 struct fork;
 struct model;
 
 struct fork_ask {
     uint64_t step;
-    const uint8_t *change; /* settings, as a message has them (settings_unpack()) */
-    size_t change_bytes;   /* 0: none */
+    struct settings_bytes change; /* as a message has it; empty: none */
 };
 
 /* The arrays of both have the same places. SHD_ESPEC: they have not. */

@@ -221,7 +221,8 @@ int model_core(struct model *m, struct shd_err *e)
     int r = make_lease(m, lease, e);
     if (r == SHD_OK)
         r = memory_page(m, e);
-    const struct settings_kept *kept = step_settings_kept(m->core);
+    struct settings_kept room;
+    const struct settings_kept *kept = step_settings_kept(m->core, &room);
     r = r == SHD_OK ? ramped : r;
     if (r == SHD_OK && kept != NULL)
         r = settings_check_kept(m->spec, kept, e);
@@ -255,6 +256,10 @@ int model_start_at(struct model *m, const struct ledger_start *start, struct shd
                        "units of the checkpoint have had different numbers of updates, which the "
                        "build of another daemon, or of the library that restores it, does not "
                        "count: upgrade it");
+    if (!ledger_decision_room(m->ledger, &start->decision))
+        return err_set(e, SHD_ENOTSUP,
+                       "the checkpoint's last decision has what the build of another daemon, or of "
+                       "the library that restores it, does not know of: upgrade it");
     const int r = ledger_start_at(m->ledger, start, e);
     return r == SHD_OK ? model_core_anew(m, e) : r;
 }
@@ -434,23 +439,37 @@ uint64_t model_change(const struct model *m, uint32_t unit, double *ret_update, 
     return m->units[unit].changed.step;
 }
 
-int model_set(struct model *m, const uint8_t *change, size_t bytes, uint64_t at, uint64_t *ret_from,
-              struct shd_err *e)
+int model_set(struct model *m, const struct settings_bytes *change, uint64_t at, uint64_t id,
+              uint64_t *ret_from, struct shd_err *e)
 {
     struct settings asked;
     if (m->map->owner != 0)
         return err_set(e, SHD_EINVAL, "settings are owner 0's, this is owner %" PRIu32,
                        m->map->owner);
-    int r = settings_unpack(change, bytes, /* change= */ true, &asked, e);
+    int r = settings_unpack(change, /* change= */ true, &asked, e);
     if (r == SHD_OK && asked.count == 0)
         r = err_set(e, SHD_EINVAL, "no setting is given");
     if (r == SHD_OK)
         r = settings_check(m->spec, &asked, /* change= */ true, e);
     if (r == SHD_OK)
-        r = step_set(m->core, &asked, at, ret_from, e);
+        r = step_set(m->core, &asked, at, id, ret_from, e);
     if (r == SHD_OK)
         log_info("op=set model=%s from=%" PRIu64, m->spec->name, *ret_from);
     return r;
+}
+
+void model_tell_settings(const struct step_prepared *p, struct wire_prepared *ret_prepared)
+{
+    if (p->settings == NULL)
+        return;
+    const struct settings_bytes b = settings_pack(p->settings);
+    ret_prepared->settings = (struct wire_bytes){ b.old, b.old_bytes };
+    ret_prepared->settings_more = (struct wire_bytes){ b.more, b.more_bytes };
+}
+
+uint32_t model_room(const struct model *m)
+{
+    return m->ledger->chosen != NULL ? m->spec->micro_batches : 0;
 }
 
 bool model_stopped(const struct model *m, struct step_stopped *ret_stopped)
@@ -486,21 +505,31 @@ int model_go_on(struct model *m, struct shd_err *e)
 
 int model_settings(const struct model *m, uint64_t step, char **ret_json, struct shd_err *e)
 {
-    const struct settings_kept *kept = step_settings_kept(m->core);
+    struct settings_kept room;
+    const struct settings_kept *kept = step_settings_kept(m->core, &room);
     *ret_json = NULL;
     return kept != NULL && settings_any(kept) ? settings_json(m->spec, kept, step, ret_json, e)
                                               : SHD_OK;
+}
+
+bool model_settings_new(const struct model *m)
+{
+    struct settings_kept room;
+    const struct settings_kept *kept = step_settings_kept(m->core, &room);
+    return kept != NULL && settings_kept_new(kept);
 }
 
 int model_take_settings(struct model *m, const char *json, struct shd_err *e)
 {
     if (json == NULL || m->map->owner != 0)
         return SHD_OK;
-    if (m->ledger->set == NULL)
+    struct settings_kept kept;
+    if (!ledger_settings_room(m->ledger))
         return err_set(e, SHD_ENOTSUP,
                        "the checkpoint has settings, which the build of another daemon, or of the "
                        "library that restores it, does not know of: upgrade it");
-    return settings_read(m->spec, json, strlen(json), &m->ledger->set->kept[0], e);
+    const int r = settings_read(m->spec, json, strlen(json), &kept, e);
+    return r == SHD_OK ? ledger_settings_keep(m->ledger, &kept, e) : r;
 }
 
 uint8_t *model_published(const struct model *m, uint32_t unit)

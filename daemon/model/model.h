@@ -32,6 +32,7 @@ struct put;
 struct quota;
 struct quota_use;
 struct session;
+struct settings_bytes;
 struct shardmap;
 struct shd_err;
 struct snapshots;
@@ -39,8 +40,10 @@ struct spare;
 struct spec;
 struct spill;
 struct step;
+struct step_prepared;
 struct step_stopped;
 struct step_action;
+struct wire_prepared;
 
 struct model_kept {              /* what outlives this process */
     const struct keeper *keeper; /* borrowed */
@@ -211,10 +214,16 @@ uint64_t model_norm(const struct model *m, uint32_t unit, double *ret_norm);
 /* The same of the update that was measured last (norms.h), and of the parameters after it. */
 uint64_t model_change(const struct model *m, uint32_t unit, double *ret_update, double *ret_weight);
 
-/* Change settings, as step_set() at owner 0; change [bytes] is as a message has it. Errors beside
- * those: SHD_EPROTO, SHD_EINVAL, SHD_ERANGE. */
-int model_set(struct model *m, const uint8_t *change, size_t bytes, uint64_t at, uint64_t *ret_from,
-              struct shd_err *e);
+/* Change settings, as step_set() at owner 0. Errors beside those: SHD_EPROTO, SHD_EINVAL,
+ * SHD_ERANGE. */
+int model_set(struct model *m, const struct settings_bytes *change, uint64_t at, uint64_t id,
+              uint64_t *ret_from, struct shd_err *e);
+
+/* What is set, if anything, into an answer to Prepare; borrowed, as *p has it. */
+void model_tell_settings(const struct step_prepared *p, struct wire_prepared *ret_prepared);
+
+/* Micro-batches that a step can be set to have at most; 0: in a ledger of an older version none. */
+uint32_t model_room(const struct model *m);
 
 /* As step_stopped(). */
 bool model_stopped(const struct model *m, struct step_stopped *ret_stopped);
@@ -228,6 +237,7 @@ int model_go_on(struct model *m, struct shd_err *e);
  * a checkpoint (NULL: nothing), at owner 0. *ret_json: the caller's to free; NULL: nothing is set.
  * Errors: SHD_ENOMEM; SHD_ENOTSUP a ledger without room for it; SHD_EINVAL, SHD_ERANGE. */
 int model_settings(const struct model *m, uint64_t step, char **ret_json, struct shd_err *e);
+bool model_settings_new(const struct model *m); /* as settings_kept_new() */
 int model_take_settings(struct model *m, const char *json, struct shd_err *e);
 
 /* 1 + the step that its guard has gone back for, by the last rewind; 0: that was somebody's. */

@@ -181,6 +181,7 @@ static int attach(struct open_work *w, struct model *m)
         .one_count = model_one_count(m),
         .instance = m->kept.instance,
         .guard_back = model_gone_back(m),
+        .room = model_room(m),
     };
     session_opened(op->session, model_place(m->handle));
     struct decision last;

@@ -37,8 +37,8 @@
 _Static_assert(KEEPER_SNAPSHOTS == LEDGER_SNAPSHOTS && WIRE_SNAPSHOTS_MAX == LEDGER_SNAPSHOTS,
                "as many as the ledger says");
 
-/* At the beginning of the segment; then the blob, then, behind whole pages, the arrays as in the
- * state segment. */
+/* At the beginning of the segment; then, where the ledger has more (struct rewind_more), that; then
+ * the blob, then, behind whole pages, the arrays as in the state segment. */
 struct head {
     uint64_t magic;
     uint64_t units, state_bytes;
@@ -93,10 +93,15 @@ static int get(struct model *m, struct snapshots **ret_snapshots, struct shd_err
 /* -- Places -------------------------------------------------------------------------------------
  */
 
-static uint64_t blob_at(const struct model *m)
+static uint64_t more_at(const struct model *m)
 {
     return layout_align(sizeof(struct head) + m->ledger->head->units * sizeof(uint64_t),
-                        SHD_PAGE_BYTES);
+                        _Alignof(struct head));
+}
+
+static uint64_t blob_at(const struct model *m)
+{
+    return layout_align(more_at(m) + rewind_more_bytes(m->ledger), SHD_PAGE_BYTES);
 }
 
 static uint64_t state_at(const struct model *m)
@@ -207,7 +212,8 @@ void snapshot_rewound(struct model *m, uint64_t step)
     while ((item = snapshot_set_later(&s->set, step)) != NONE)
         give_up(s, item);
     FAIL_POINT("rewind:words");
-    step_rewind_done(m->ledger, &h->record, h->updates, memory + blob_at(m));
+    step_rewind_done(m->ledger, &h->record, (const void *)(memory + more_at(m)), h->updates,
+                     memory + blob_at(m));
     leave_to_disk(s, snapshot_set_find(&s->set, step));
 }
 
@@ -221,6 +227,9 @@ bool snapshot_lend(struct model *m, uint64_t step, struct snapshot_lent *ret_len
     s->set.items[item].lent++;
     *ret_lent = (struct snapshot_lent){ .snapshot = &s->set.items[item],
                                         .record = &head_of(s, item)->record,
+                                        .more = rewind_more_bytes(m->ledger) > 0
+                                                    ? (const void *)(base + more_at(m))
+                                                    : NULL,
                                         .updates = head_of(s, item)->updates,
                                         .blob = base + blob_at(m),
                                         .state = base + state_at(m) };
@@ -370,7 +379,8 @@ static void begin(struct snapshots *s, uint32_t item)
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     h->time_ns = (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
-    step_rewind_take(m->core, &h->record, h->updates, memory + blob_at(m));
+    step_rewind_take(m->core, &h->record, (void *)(memory + more_at(m)), h->updates,
+                     memory + blob_at(m));
     FAIL_POINT("snapshot:head");
     snapshot_set_begin(&s->set, item, h->record.step);
     s->written[item] = true;

@@ -60,9 +60,10 @@ struct snapshot_item;
 struct snapshot_lent {
     struct snapshot_item *snapshot;
     const struct rewind_record *record;
-    const uint64_t *updates; /* [units] */
-    const uint8_t *blob;     /* [record->record.blob_bytes] */
-    const void *state;       /* [snapshot_state_bytes()] */
+    const struct rewind_more *more; /* NULL: an older ledger has none */
+    const uint64_t *updates;        /* [units] */
+    const uint8_t *blob;            /* [record->record.blob_bytes] */
+    const void *state;              /* [snapshot_state_bytes()] */
 };
 bool snapshot_lend(struct model *m, uint64_t step, struct snapshot_lent *ret_lent);
 void snapshot_give_back(struct model *m, struct snapshot_item *snapshot);

@@ -8,19 +8,23 @@
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "daemon/op/requests.h"
+#include "proto/spec/settings.h"
 
-/* A worker of an older build would be refused Prepare's answer in the middle of its step. */
+/* A worker of an older build would be refused an answer in the middle of its step. */
 static int check_workers(struct op *op)
 {
     const struct session_table *table = op->daemon->sessions;
+    const bool old = op->req.set.more.bytes == 0;
+    const uint32_t level = old ? WIRE_LEVEL_STATES : WIRE_LEVEL_AUDITS;
     for (uint32_t i = 0; i < table->made; i++) {
         const struct session *s = &table->items[i];
-        for (uint32_t k = 0; k < s->inbox_count && s->level < WIRE_LEVEL_STATES; k++)
+        for (uint32_t k = 0; k < s->inbox_count && s->level < level; k++)
             if (s->inboxes[k]->model == op->model)
                 return err_set(&op->err, SHD_ENOTSUP,
                                "worker '%.60s' (pid %d) is of an older build, which knows no "
-                               "settings: end it, or start it again with this one",
-                               s->name, (int)s->pid);
+                               "%s: end it, or start it again with this one",
+                               s->name, (int)s->pid,
+                               old ? "settings" : "micro_batches or eps that are set");
     }
     return SHD_OK;
 }
@@ -33,10 +37,10 @@ static int change(struct op *op, uint64_t *ret_from)
     *ret_from = step_collecting(op->model->core);
     if (req->go_on)
         return model_go_on(op->model, &op->err);
+    const struct settings_bytes given = { req->change.data, req->more.data, req->change.bytes,
+                                          req->more.bytes };
     const int r = check_workers(op);
-    return r == SHD_OK ? model_set(op->model, req->change.data, req->change.bytes, req->from,
-                                   ret_from, &op->err)
-                       : r;
+    return r == SHD_OK ? model_set(op->model, &given, req->from, req->id, ret_from, &op->err) : r;
 }
 
 static int op_set(struct op *op)

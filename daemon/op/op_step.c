@@ -236,9 +236,7 @@ static int op_prepare(struct op *op)
                                                  .has_decision = p.has_decision,
                                                  .decision = p.decision };
     memcpy(op->reply.prepared.metrics, p.metrics, sizeof p.metrics);
-    if (p.setting_count > 0)
-        op->reply.prepared.settings = (struct wire_bytes){ (const uint8_t *)p.settings,
-                                                           p.setting_count * sizeof *p.settings };
+    model_tell_settings(&p, &op->reply.prepared);
     if (p.limit_count > 0)
         op->reply.prepared.guard = (struct wire_bytes){ (const uint8_t *)p.limits,
                                                         p.limit_count * sizeof *p.limits };
@@ -295,7 +293,7 @@ static int op_commit(struct op *op)
                                       : (const void *)"",
         .bytes = req->has_blob ? req->blob.bytes : 0,
     };
-    r = runs_check_rates(m->spec, req->decision.rates, req->decision.rate_count, &op->err);
+    r = runs_check_decision(m->spec, &req->decision, &op->err);
     if (r != SHD_OK)
         return r;
     if (req->step == step_collecting(m->core)) {

@@ -37,6 +37,12 @@ struct decision_rates decision_rates_of(const struct decision *d, uint32_t g)
     return r;
 }
 
+double decision_eps_of(const struct decision *d, uint32_t g)
+{
+    CHECK(d->eps_count == 0 || g < d->eps_count);
+    return d->eps_count == 0 ? (double)NAN : d->eps[g];
+}
+
 /* A float keeps its identity as a double. */
 bool decision_equal(const struct decision *a, const struct decision *b)
 {
@@ -46,6 +52,8 @@ bool decision_equal(const struct decision *a, const struct decision *b)
            a->rate_count == b->rate_count && a->put == b->put && a->puts == b->puts &&
            a->guard.what == b->guard.what && a->guard.stop == b->guard.stop &&
            a->guard.rewind == b->guard.rewind && bits(a->guard.value) == bits(b->guard.value) &&
-           bits(a->guard.bound) == bits(b->guard.bound) &&
+           bits(a->guard.bound) == bits(b->guard.bound) && a->micro_batches == b->micro_batches &&
+           a->eps_count == b->eps_count &&
+           memcmp(a->eps, b->eps, a->eps_count * sizeof *a->eps) == 0 &&
            memcmp(a->rates, b->rates, a->rate_count * sizeof *a->rates) == 0;
 }

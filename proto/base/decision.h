@@ -48,6 +48,10 @@ struct decision {
     uint32_t rate_count; /* of rates: DECISION_RATES for each group of the model, or 0 */
     double divisor;      /* finite, >= 0: what the sum became a mean by; 0: by its micro-batches */
     double rates[DECISION_GROUPS_MAX * DECISION_RATES]; /* struct decision_rates, one by one */
+    double eps[DECISION_GROUPS_MAX];                    /* finite, > 0; NaN: the spec's */
+    uint32_t eps_count; /* of eps: one for each group of the model, or 0 */
+    /* Of the step to come, as owner 0 says it when it records the decision; 0: as the spec says. */
+    uint32_t micro_batches;
     /* Not 0: a put. The step's gradients, if there are any, are dropped; values that wait at each
      * owner under this random number take the place of what it has. `skip` is set; loss_scale and
      * good_steps are those of the step to come. */
@@ -60,6 +64,8 @@ struct decision {
 
 /* Those of group g; all NaN when the decision has none. */
 struct decision_rates decision_rates_of(const struct decision *d, uint32_t g);
+
+double decision_eps_of(const struct decision *d, uint32_t g); /* likewise */
 
 /* Bit for bit, but for the cause. */
 bool decision_equal(const struct decision *a, const struct decision *b);

@@ -147,6 +147,13 @@ static json_t *dump_decision(const struct ckpt_info *info)
         json_object_set_new(o, "puts", json_integer((json_int_t)d->puts));
     if (o != NULL && d->put != 0)
         json_object_set_new(o, "put", json_true());
+    if (o != NULL && d->micro_batches > 0)
+        json_object_set_new(o, "micro_batches", json_integer((json_int_t)d->micro_batches));
+    json_t *eps = o != NULL && d->eps_count > 0 ? json_array() : NULL;
+    for (uint32_t g = 0; eps != NULL && g < d->eps_count; g++)
+        json_array_append_new(eps, isnan(d->eps[g]) ? json_null() : json_real(d->eps[g]));
+    if (eps != NULL)
+        json_object_set_new(o, "eps", eps);
     if (o != NULL && d->guard.what != GUARD_NONE)
         json_object_set_new(o, "guard", dump_guard(&d->guard));
     return o;
@@ -160,6 +167,39 @@ static json_t *dump_unit_updates(const struct ckpt_info *info)
     return list;
 }
 
+static bool has_new_key(const json_t *settings)
+{
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)settings, key, v)
+    {
+        if (strcmp(key, "micro_batches") == 0 || strncmp(key, "eps.", 4) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Of settings, in what a build that reads CKPT_FORMAT_SET would leave out, or not know. */
+static bool is_new(const json_t *settings)
+{
+    return json_object_get(settings, "later") != NULL ||
+           has_new_key(json_object_get(settings, "now")) ||
+           has_new_key(json_object_get(json_object_get(settings, "next"), "settings"));
+}
+
+static int format_of(const struct ckpt_info *info, const json_t *spec, const json_t *settings)
+{
+    const struct decision *d = &info->decision;
+    const bool guarded = info->has_decision && d->guard.what != GUARD_NONE;
+    if (is_new(settings) || (info->has_decision && (d->micro_batches > 0 || d->eps_count > 0)))
+        return CKPT_FORMAT_CHOSEN;
+    if (guarded || json_object_get(spec, "ema") != NULL)
+        return CKPT_FORMAT_RULES;
+    if (settings != NULL)
+        return CKPT_FORMAT_SET;
+    return info->unit_count > 0 ? CKPT_FORMAT_UNITS : CKPT_FORMAT;
+}
+
 int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, uint32_t count,
                    char **ret_json, struct shd_err *e)
 {
@@ -169,12 +209,9 @@ int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, 
         json_array_append_new(list, json_pack("{s:s, s:I}", "name", files[i].name, "bytes",
                                               (json_int_t)files[i].bytes));
     json_t *spec = json_loads(info->spec_json, 0, &why);
-    const bool guarded = info->has_decision && info->decision.guard.what != GUARD_NONE;
-    const bool rules = guarded || json_object_get(spec, "ema") != NULL;
-    const int format = rules                         ? CKPT_FORMAT_RULES
-                       : info->settings_json != NULL ? CKPT_FORMAT_SET
-                       : info->unit_count > 0        ? CKPT_FORMAT_UNITS
-                                                     : CKPT_FORMAT;
+    json_t *settings = info->settings_json != NULL ? json_loads(info->settings_json, 0, &why)
+                                                   : NULL;
+    const int format = format_of(info, spec, settings);
     json_t *root = json_pack("{s:i, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:I, s:s}", "format", format,
                              "step", (json_int_t)info->step, "updates", (json_int_t)info->updates,
                              "digest", info->digest, "spec", spec, "decision", dump_decision(info),
@@ -182,8 +219,9 @@ int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, 
                              "version", info->version);
     if (root != NULL && info->unit_count > 0)
         json_object_set_new(root, "unit_updates", dump_unit_updates(info));
-    if (root != NULL && info->settings_json != NULL)
-        json_object_set_new(root, "settings", json_loads(info->settings_json, 0, &why));
+    if (root != NULL && settings != NULL)
+        json_object_set(root, "settings", settings);
+    json_decref(settings);
     const size_t form = strlen(info->spec_json) <= INDENTED_MAX ? JSON_INDENT(1) : JSON_COMPACT;
     char *text = root != NULL ? json_dumps(root, form | JSON_PRESERVE_ORDER) : NULL;
     json_decref(root);
@@ -218,12 +256,38 @@ static bool get_real(const json_t *o, const char *field, double *ret_value)
     return json_is_number(v) && isfinite(*ret_value) && *ret_value >= 0;
 }
 
+/* Likewise, of builds from CKPT_FORMAT_CHOSEN on. */
+static bool read_chosen(const json_t *o, struct decision *d)
+{
+    const json_t *eps = json_object_get(o, "eps"), *v;
+    uint64_t micro_batches = 0;
+    size_t g;
+    if (json_object_get(o, "micro_batches") != NULL &&
+        get_number(o, "micro_batches", SHD_MICROS_MAX, &micro_batches, NULL) != SHD_OK)
+        return false;
+    d->micro_batches = (uint32_t)micro_batches;
+    if (eps == NULL)
+        return true;
+    if (json_array_size(eps) == 0 || json_array_size(eps) > ARRAY_SIZE(d->eps))
+        return false;
+    d->eps_count = (uint32_t)json_array_size(eps);
+    json_array_foreach(eps, g, v)
+    {
+        d->eps[g] = json_is_null(v) ? (double)NAN : json_number_value(v);
+        if (!json_is_null(v) && (!json_is_number(v) || !isfinite(d->eps[g]) || d->eps[g] <= 0))
+            return false;
+    }
+    return true;
+}
+
 /* Fields that are there where they say something. */
 static bool read_more(const json_t *o, struct decision *d)
 {
     const json_t *rates = json_object_get(o, "rates"), *v;
     size_t i;
     if (json_object_get(o, "divisor") != NULL && !get_real(o, "divisor", &d->divisor))
+        return false;
+    if (!read_chosen(o, d))
         return false;
     if (rates == NULL)
         return true;
@@ -382,9 +446,9 @@ static int take_fields(int dir_fd, const json_t *root, struct ckpt_info *info, s
     const char *digest = json_string_value(json_object_get(root, "digest"));
     const char *version = json_string_value(json_object_get(root, "version"));
     int r = get_number(root, "format", INT32_MAX, &format, e);
-    if (r == SHD_OK && (format < CKPT_FORMAT || format > CKPT_FORMAT_RULES))
+    if (r == SHD_OK && (format < CKPT_FORMAT || format > CKPT_FORMAT_CHOSEN))
         return err_set(e, SHD_ENOTSUP, "is of format %" PRIu64 ", this build reads %d to %d",
-                       format, CKPT_FORMAT, CKPT_FORMAT_RULES);
+                       format, CKPT_FORMAT, CKPT_FORMAT_CHOSEN);
     if (r == SHD_OK)
         r = get_number(root, "step", INT64_MAX, &info->step, e);
     if (r == SHD_OK)
@@ -406,7 +470,7 @@ static int take_fields(int dir_fd, const json_t *root, struct ckpt_info *info, s
                         (format >= CKPT_FORMAT_SET && json_object_get(root, "unit_updates"))))
         r = read_unit_updates(root, info, e);
     if (r == SHD_OK && (format == CKPT_FORMAT_SET ||
-                        (format == CKPT_FORMAT_RULES && json_object_get(root, "settings"))))
+                        (format >= CKPT_FORMAT_RULES && json_object_get(root, "settings"))))
         r = read_settings(root, info, e);
     if (r == SHD_OK)
         r = read_blob(root, info, e);

@@ -16,6 +16,8 @@ struct shd_err;
 #define CKPT_FORMAT_SET   3 /* has settings, likewise; and those, where there are any */
 #define CKPT_FORMAT_RULES \
     4 /* its spec has an average, or its last step a guard skipped; and those two */
+#define CKPT_FORMAT_CHOSEN \
+    5 /* micro_batches or eps are set, or what waits for several steps; and those three */
 
 struct ckpt_info {
     uint64_t step, updates;

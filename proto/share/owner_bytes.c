@@ -20,10 +20,11 @@
 #define BLOBS_BYTES   (UINT64_C(2) * 768 * 1024)
 #define MORE_BYTES    (2 * (16 + DECISION_GROUPS_MAX * DECISION_RATES * UINT64_C(8)))
 #define WINDOW_UNITS  3u
-#define SET_BYTES     (layout_align(2 * sizeof(struct settings_kept), 64) + 64)
 #define GUARD_BYTES   UINT64_C(256)
 #define REWIND_BYTES  UINT64_C(128)
 #define BACK_BYTES    UINT64_C(520)
+#define SET_BYTES     (layout_align(2 * sizeof(struct settings_kept), 64) + 64)
+#define CHOSEN_BYTES  (2 * (16 + DECISION_GROUPS_MAX * UINT64_C(8)))
 
 /* Those of an average are of the same units' slices. */
 static uint64_t chunk_count(const struct shardmap *map)
@@ -48,11 +49,12 @@ uint64_t owner_ledger_bytes(const struct shardmap *map, const struct owner_ask *
                                BLOBS_BYTES,
                                HISTORY_BYTES,
                                MORE_BYTES,
-                               SET_BYTES,
                                GUARD_BYTES,
                                REWIND_BYTES,
                                AUDIT_BYTES,
-                               BACK_BYTES };
+                               BACK_BYTES,
+                               SET_BYTES,
+                               CHOSEN_BYTES };
     uint64_t at = 0;
     for (unsigned i = 0; i < sizeof parts / sizeof *parts; i++)
         at = layout_align(at + parts[i], PART_ALIGN);

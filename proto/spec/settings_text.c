@@ -19,49 +19,62 @@
 
 /* -- Keys -------------------------------------------------------------------------------------- */
 
+enum key_kind { KEY_MODEL, KEY_RATE, KEY_EPS };
+
 struct setting_key {
     const char *name;
-    enum setting_rate rate; /* the first of */
-    uint32_t rates;         /* so many; 0: clip_norm */
+    enum key_kind kind;
+    uint32_t count;         /* of numbers */
+    enum setting_rate rate; /* KEY_RATE: the first of them */
 };
 
 static const struct setting_key keys[] = {
-    { "clip_norm", SETTING_LR_SCALE, 0 },
-    { "lr_scale", SETTING_LR_SCALE, 1 },
-    { "weight_decay", SETTING_WEIGHT_DECAY, 1 },
-    { "betas", SETTING_BETA1, 2 },
-    { "beta1", SETTING_BETA1, 1 },
-    { "beta2", SETTING_BETA2, 1 },
-    { "momentum", SETTING_BETA1, 1 },
+    { "clip_norm", KEY_MODEL, 1, SETTING_LR_SCALE },
+    { "micro_batches", KEY_MODEL, 1, SETTING_LR_SCALE },
+    { "lr_scale", KEY_RATE, 1, SETTING_LR_SCALE },
+    { "weight_decay", KEY_RATE, 1, SETTING_WEIGHT_DECAY },
+    { "betas", KEY_RATE, 2, SETTING_BETA1 },
+    { "beta1", KEY_RATE, 1, SETTING_BETA1 },
+    { "beta2", KEY_RATE, 1, SETTING_BETA2 },
+    { "momentum", KEY_RATE, 1, SETTING_BETA1 },
+    { "eps", KEY_EPS, 1, SETTING_LR_SCALE },
 };
 
+/* Where the key's numbers are. */
+static uint32_t first_index(const struct spec *spec, const struct setting_key *k, uint32_t group)
+{
+    if (k->kind == KEY_EPS)
+        return setting_eps(spec->group_count, group);
+    if (k->kind == KEY_RATE)
+        return setting_of(group, k->rate);
+    return strcmp(k->name, "clip_norm") == 0 ? SETTINGS_CLIP_NORM
+                                             : setting_micros(spec->group_count);
+}
+
 /* What people may want to change, and cannot. */
+#define RESTORE "restore the weights into a model with another spec (shardctl restore --weights)"
 static const struct {
     const char *name, *why;
 } fixed[] = {
     { "lr", "the learning rate is the worker's, given with each step: lr_scale multiplies it" },
     { "loss_scale", "it is the worker's, given with each step" },
-    { "eps", "it is one for all groups and fixed with the model" },
-    { "micro_batches",
-      "the owners' memory is laid out by it; restore the weights into a model with "
-      "another spec (shardctl restore --weights)" },
-    { "accumulate", "the owners' memory is laid out by it; restore the weights into a model with "
-                    "another spec (shardctl restore --weights)" },
-    { "verify_every",
-      "it is part of the spec; restore the weights into a model with another one (shardctl restore "
-      "--weights)" },
-    { "guard_audit", "it is part of the spec; restore the weights into a model with another one "
-                     "(shardctl restore --weights)" },
-    { "publish",
-      "workers have mapped the parameters in that type; restore the weights into a model "
-      "with another spec (shardctl restore --weights)" },
-    { "grad_dtype", "workers' gradients have that type; restore the weights into a model with "
-                    "another spec (shardctl restore --weights)" },
-    { "optimizer", "moments are of one optimizer; restore the weights into a model with another "
-                   "spec (shardctl restore --weights)" },
-    { "ema", "its decay is fixed with the model; restore it into a model with another spec "
-             "(shardctl restore --weights)" },
+    { "micro_batches_max", "the owners' memory is laid out for it; " RESTORE },
+    { "accumulate", "workers sum so many micro-batches, and the owners' memory is laid out by it; "
+                    "micro_batches can be changed, in multiples of it; " RESTORE },
+    { "verify_every", "it is part of the spec; " RESTORE },
+    { "guard_audit", "it is part of the spec; " RESTORE },
+    { "publish", "workers have mapped the parameters in that type; " RESTORE },
+    { "grad_dtype", "workers' gradients have that type; " RESTORE },
+    { "optimizer", "moments are of one optimizer; " RESTORE },
+    { "ema", "its decay is fixed with the model; " RESTORE },
+    { "ema_warmup", "it is fixed with the model; " RESTORE },
     { "seed", "the initial values are made of it, and they are made" },
+    { "name", "it is what everybody opens the model by; shardctl fork makes another one" },
+    { "units", "they are how the owners' memory is laid out; " RESTORE },
+    { "groups", "which tensor is of which is part of the spec; a group's rates can be changed, as "
+                "lr_scale.GROUP=0.5" },
+    { "guard",
+      "its rules are part of the spec; guard=go-on, alone, trains on what it has stopped" },
 };
 
 static int err_unknown(const char *key, struct shd_err *e)
@@ -124,7 +137,9 @@ static bool has(const struct spec *spec, uint32_t group, const struct setting_ke
     const char *const beta1 = row->beta1_key, *const beta2 = row->beta2_key;
     if (spec->groups[group].mean)
         return false;
-    if (key->rates == 2)
+    if (key->kind == KEY_EPS)
+        return row->eps_key != NULL;
+    if (key->count == 2)
         return beta2 != NULL;
     if (key->rate == SETTING_BETA1)
         return beta1 != NULL && strcmp(key->name, beta1) == 0;
@@ -133,23 +148,31 @@ static bool has(const struct spec *spec, uint32_t group, const struct setting_ke
 
 /* -- A change ---------------------------------------------------------------------------------- */
 
-static int err_values(const char *key, uint32_t count, struct shd_err *e)
+static int err_values(const char *key, const struct setting_key *k, struct shd_err *e)
 {
-    return err_set(e, SHD_EINVAL, "%.60s takes %s, or the word spec", key,
-                   count == 2 ? "two numbers, as 0.9,0.95" : "a number, as 0.5");
+    return err_set(e, SHD_EINVAL, "%.60s takes %s, or one of the words spec and now", key,
+                   k->count == 2                           ? "two numbers, as 0.9,0.95"
+                   : strcmp(k->name, "micro_batches") == 0 ? "a number, as 8"
+                                                           : "a number, as 0.5");
 }
 
-/* values: an array of numbers; NULL: not set any more. */
-static int take_values(const char *key, const json_t *values, uint32_t count, double ret_x[2],
-                       struct shd_err *e)
+/* values: an array of numbers; or of a word: spec, it is not set any more; now, what waits of it is
+ * given up. */
+static int take_values(const char *key, const json_t *values, const struct setting_key *k,
+                       double ret_x[2], struct shd_err *e)
 {
-    if (values != NULL && json_array_size(values) != count)
-        return err_values(key, count, e);
-    for (uint32_t i = 0; i < count; i++) {
-        const json_t *v = values != NULL ? json_array_get(values, i) : NULL;
-        if (values != NULL && (!json_is_number(v) || json_number_value(v) < 0))
-            return err_values(key, count, e);
-        ret_x[i] = v != NULL ? json_number_value(v) : SETTINGS_BACK;
+    const char *word = json_string_value(json_array_get(values, 0));
+    const bool spec = word != NULL && strcmp(word, "spec") == 0;
+    const bool one = json_array_size(values) == 1;
+    if (word != NULL && (!one || (!spec && strcmp(word, "now") != 0)))
+        return err_values(key, k, e);
+    if (word == NULL && json_array_size(values) != k->count)
+        return err_values(key, k, e);
+    for (uint32_t i = 0; i < k->count; i++) {
+        const json_t *v = json_array_get(values, i);
+        if (word == NULL && (!json_is_number(v) || json_number_value(v) < 0))
+            return err_values(key, k, e);
+        ret_x[i] = word == NULL ? json_number_value(v) : spec ? SETTINGS_BACK : SETTINGS_STAY;
     }
     return SHD_OK;
 }
@@ -171,9 +194,8 @@ static int put_group(const struct spec *spec, const char *key, const struct sett
             e, SHD_EINVAL, "%.60s: group '%.40s' has no %s: its optimizer is %s", key,
             spec->groups[group].name, k->name,
             spec_optimizer_rows[spec->groups[group].mean ? SPEC_MEAN : spec->optimizer].kind);
-    for (uint32_t i = 0; r == SHD_OK && i < k->rates; i++)
-        r = put_number(key, x[i],
-                       &change->numbers[setting_of(group, (enum setting_rate)(k->rate + i))], e);
+    for (uint32_t i = 0; r == SHD_OK && i < k->count; i++)
+        r = put_number(key, x[i], &change->numbers[first_index(spec, k, group) + i], e);
     return r;
 }
 
@@ -193,13 +215,13 @@ static int take_one(const struct spec *spec, const char *key, const json_t *valu
     const struct setting_key *k = find_key(name);
     if (k == NULL)
         return err_unknown(name, e);
-    int r = take_values(key, values, k->rates > 0 ? k->rates : 1, x, e);
+    int r = take_values(key, values, k, x, e);
     if (r != SHD_OK)
         return r;
-    if (k->rates == 0 && dot != NULL)
-        return err_set(e, SHD_EINVAL, "clip_norm is of all groups together: clip_norm=VALUE");
-    if (k->rates == 0)
-        return put_number(key, x[0], &change->numbers[SETTINGS_CLIP_NORM], e);
+    if (k->kind == KEY_MODEL && dot != NULL)
+        return err_set(e, SHD_EINVAL, "%s is of all groups together: %s=VALUE", k->name, k->name);
+    if (k->kind == KEY_MODEL)
+        return put_number(key, x[0], &change->numbers[first_index(spec, k, 0)], e);
     if (dot != NULL) {
         r = find_group(spec, name, dot + 1, &group, e);
         return r == SHD_OK ? put_group(spec, key, k, group, x, change, e) : r;
@@ -231,9 +253,8 @@ static int take_word(const struct spec *spec, const char *word, size_t bytes,
                        "lr_scale.decay=0.5",
                        text);
     *value++ = '\0';
-    if (strcmp(value, "spec") == 0)
-        return take_one(spec, text, NULL, change, e);
-    snprintf(list, sizeof list, "[%s]", value);
+    const bool word_alone = strcmp(value, "spec") == 0 || strcmp(value, "now") == 0;
+    snprintf(list, sizeof list, word_alone ? "[\"%s\"]" : "[%s]", value);
     json_t *values = json_loads(list, JSON_DECODE_INT_AS_REAL, NULL);
     if (values == NULL)
         values = json_array(); /* which is no number */
@@ -269,9 +290,11 @@ static int take_object(const struct spec *spec, const char *text, struct setting
     }
     json_object_foreach(root, key, v)
     {
-        json_t *list = json_is_array(v) ? json_incref(v) : json_pack("[O]", v);
+        json_t *list = json_is_array(v)  ? json_incref(v)
+                       : json_is_null(v) ? json_pack("[s]", "spec")
+                                         : json_pack("[O]", v);
         if (r == SHD_OK && list != NULL)
-            r = take_one(spec, key, json_is_null(v) ? NULL : list, change, e);
+            r = take_one(spec, key, list, change, e);
         else if (r == SHD_OK)
             r = err_set(e, SHD_ENOMEM, "no memory for settings");
         json_decref(list);
@@ -318,17 +341,35 @@ static json_t *now_json(const struct spec *spec, const struct settings *now, con
     return o;
 }
 
-static json_t *next_json(const struct spec *spec, const struct settings_kept *kept)
+/* Those of `waits` that are for the step of the first one; *ret_count: so many. */
+static json_t *next_json(const struct spec *spec, const struct settings_wait *waits, uint64_t count,
+                         uint64_t *ret_count)
 {
     char name[SETTING_NAME_BYTES];
     json_t *o = json_object();
-    for (uint32_t i = 0; i < kept->next.count; i++) {
-        const double x = kept->next.numbers[i];
-        if (!isnan(x))
-            json_object_set_new(o, setting_name(spec, i, name, sizeof name),
-                                x == SETTINGS_BACK ? json_null() : json_real(x));
-    }
-    return json_pack("{s:I, s:o}", "from", (json_int_t)kept->from, "settings", o);
+    uint64_t i = 0;
+    for (; i < count && waits[i].from == waits[0].from; i++)
+        json_object_set_new(o, setting_name(spec, (uint32_t)waits[i].index, name, sizeof name),
+                            waits[i].value == SETTINGS_BACK ? json_null()
+                                                            : json_real(waits[i].value));
+    *ret_count = i;
+    return json_pack("{s:I, s:o}", "from", (json_int_t)waits[0].from, "settings", o);
+}
+
+/* By their steps, ascending; NULL: no memory. */
+static json_t *waits_json(const struct spec *spec, const struct settings_kept *kept, uint64_t step)
+{
+    json_t *list = json_array();
+    uint64_t at = 0, count;
+    while (at < kept->waiting && kept->waits[at].from <= step)
+        at++;
+    for (; list != NULL && at < kept->waiting; at += count)
+        if (json_array_append_new(
+                list, next_json(spec, &kept->waits[at], kept->waiting - at, &count)) != 0) {
+            json_decref(list);
+            list = NULL;
+        }
+    return list;
 }
 
 int settings_json(const struct spec *spec, const struct settings_kept *kept, uint64_t step,
@@ -337,9 +378,15 @@ int settings_json(const struct spec *spec, const struct settings_kept *kept, uin
     struct settings now;
     uint64_t since[SETTINGS_MAX];
     settings_at(kept, step, &now, since);
-    const bool waits = kept->next.count > 0 && step < kept->from;
-    json_t *root = json_pack("{s:o, s:o}", "now", now_json(spec, &now, since), "next",
-                             waits ? next_json(spec, kept) : json_null());
+    json_t *waits = waits_json(spec, kept, step);
+    if (waits == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for settings");
+    json_t *next = json_array_size(waits) > 0 ? json_incref(json_array_get(waits, 0)) : json_null();
+    json_t *root = json_pack("{s:o, s:o}", "now", now_json(spec, &now, since), "next", next);
+    json_array_remove(waits, 0);
+    if (root != NULL && json_array_size(waits) > 0) /* as builds that know of one have it, else */
+        json_object_set(root, "later", waits);
+    json_decref(waits);
     char *json = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
     if (json == NULL)
@@ -390,22 +437,48 @@ static int read_now(const struct spec *spec, const json_t *now, struct settings_
     return settings_check(spec, &kept->now, /* change= */ false, e);
 }
 
+/* Behind those that are there. */
 static int read_next(const struct spec *spec, const json_t *next, struct settings_kept *kept,
                      struct shd_err *e)
 {
     const char *key;
     json_t *v, *list = json_object_get(next, "settings");
-    if (!json_is_object(list) || !read_step(next, &kept->from))
+    uint64_t from = 0;
+    if (!json_is_object(list) || !read_step(next, &from))
         return err_read("next", e);
-    settings_init(&kept->next, spec);
     json_object_foreach(list, key, v)
     {
-        const uint32_t i = index_of(spec, kept->next.count, key);
-        if (i == UINT32_MAX || !(json_is_number(v) || json_is_null(v)))
+        const uint32_t i = index_of(spec, kept->now.count, key);
+        if (i == UINT32_MAX || !(json_is_number(v) || json_is_null(v)) ||
+            kept->waiting == SETTINGS_WAITS_MAX)
             return err_read(key, e);
-        kept->next.numbers[i] = json_is_null(v) ? SETTINGS_BACK : json_number_value(v);
+        struct settings one;
+        settings_init(&one, spec);
+        one.numbers[i] = json_is_null(v) ? SETTINGS_BACK : json_number_value(v);
+        const int r = settings_check(spec, &one, /* change= */ true, e);
+        if (r != SHD_OK)
+            return r;
+        kept->waits[kept->waiting++] = (struct settings_wait){ from, one.numbers[i], i };
     }
-    return settings_check(spec, &kept->next, /* change= */ true, e);
+    return SHD_OK;
+}
+
+static int read_waits(const struct spec *spec, const json_t *root, struct settings_kept *kept,
+                      struct shd_err *e)
+{
+    const json_t *next = json_object_get(root, "next"), *later = json_object_get(root, "later"), *v;
+    size_t i;
+    int r = json_is_object(next) ? read_next(spec, next, kept, e) : SHD_OK;
+    if (later != NULL && !json_is_array(later))
+        return err_read("later", e);
+    json_array_foreach(later, i, v)
+    {
+        if (r == SHD_OK)
+            r = read_next(spec, v, kept, e);
+    }
+    if (r == SHD_OK && !settings_kept_plausible(kept))
+        r = err_read("later", e);
+    return r;
 }
 
 int settings_read(const struct spec *spec, const char *json, size_t bytes,
@@ -417,8 +490,8 @@ int settings_read(const struct spec *spec, const char *json, size_t bytes,
     int r = json_is_object(root) ? SHD_OK : err_read("the whole", e);
     if (r == SHD_OK)
         r = read_now(spec, json_object_get(root, "now"), &kept, e);
-    if (r == SHD_OK && json_is_object(json_object_get(root, "next")))
-        r = read_next(spec, json_object_get(root, "next"), &kept, e);
+    if (r == SHD_OK)
+        r = read_waits(spec, root, &kept, e);
     json_decref(root);
     if (r == SHD_OK)
         *ret_kept = kept;

@@ -243,6 +243,7 @@ static void compare_micro_batches(struct comparison *c, const struct spec *open,
         same_u64(c, o->rows[i].micro_batches, a->rows[i].micro_batches,
                  "micro_batches[%" PRIu32 "][1]", i);
     }
+    same_u64(c, open->micro_batches, asked->micro_batches, "micro_batches_max");
 }
 
 static void compare_groups(struct comparison *c, const struct spec *open, const struct spec *asked)

@@ -79,7 +79,7 @@ struct guard;
 struct spec {
     char *name;
     uint64_t seed;
-    uint32_t micro_batches;    /* the most of a step, which memory is laid out for */
+    uint32_t micro_batches;    /* the most of a step, which memory is laid out for: >= ramp's */
     struct ramp *ramp;         /* owned: M of each step, 1..SHD_MICROS_MAX; NULL, one row: of all */
     uint32_t accumulate;       /* micro-batches per returned gradient; divides each M */
     bool guard_audit;          /* owners keep which micro-batch brought how much of a gradient */

@@ -526,10 +526,14 @@ static int parse_audit(struct parser *p, const struct node *root)
 
 static int parse_root(struct parser *p, const struct node *root)
 {
-    static const char *const known[] = {
-        "name", "seed",   "micro_batches", "accumulate", "publish", "grad_dtype",   "optimizer",
-        "ema",  "groups", "units",         "ema_warmup", "guard",   "verify_every", "guard_audit"
-    };
+    static const char *const known[] = { "name",          "seed",
+                                         "micro_batches", "accumulate",
+                                         "publish",       "grad_dtype",
+                                         "optimizer",     "ema",
+                                         "groups",        "units",
+                                         "ema_warmup",    "guard",
+                                         "verify_every",  "micro_batches_max",
+                                         "guard_audit" };
     struct spec *s = p->spec;
     int r = node_object(root, known, ARRAY_SIZE(known), p->e);
     if (r != SHD_OK)

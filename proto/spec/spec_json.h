@@ -8,9 +8,9 @@
  *
  * Required: name, micro_batches, optimizer.kind, units with name and tensors, tensors with name
  * and shape ([] is a scalar), a tensor's group where there are several. Defaults: seed 0 (at most
- * 2^63-1), publish "f32", adamw 0.9, 0.999, 1e-8, sgd momentum 0, lion 0.9, 0.99, one group
- * "default", lr_scale 1, weight_decay 0, uses [], init ["const", 0]. Reals must be finite in fp32,
- * betas below 1 in fp32, eps at least FLT_MIN. */
+ * 2^63-1), micro_batches_max as many as micro_batches has at most, publish "f32", adamw 0.9, 0.999,
+ * 1e-8, sgd momentum 0, lion 0.9, 0.99, one group "default", lr_scale 1, weight_decay 0, uses [],
+ * init ["const", 0]. Reals must be finite in fp32, betas below 1 in fp32, eps at least FLT_MIN. */
 int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct shd_err *e);
 
 /* Whether json[bytes] has no more arrays, objects and values than a spec can have, or a file with

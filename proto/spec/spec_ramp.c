@@ -52,11 +52,17 @@ static int parse_micro_batches(const struct node *n, struct ramp *ramp, struct s
 int spec_ramp_parse(struct spec *s, const struct node *root, struct shd_err *e)
 {
     const struct node number = node_field(root, "micro_batches");
+    const struct node room = node_field(root, "micro_batches_max");
+    uint64_t most = 0;
     s->ramp = sys_calloc(1, sizeof *s->ramp);
     if (s->ramp == NULL)
         return node_no_memory(e);
-    const int r = parse_micro_batches(&number, s->ramp, e);
+    int r = parse_micro_batches(&number, s->ramp, e);
     s->micro_batches = ramp_max(s->ramp);
+    if (r == SHD_OK && room.json != NULL)
+        r = node_u64(&room, s->micro_batches, SHD_MICROS_MAX, &most, e);
+    if (r == SHD_OK && most > 0)
+        s->micro_batches = (uint32_t)most;
     return r;
 }
 
@@ -67,6 +73,10 @@ int spec_ramp_check(const struct spec *s, const struct node *n, uint64_t a, stru
             return err_set(e, SHD_EINVAL,
                            "%s is %" PRIu64 ", must divide micro_batches (%" PRIu32 ")",
                            node_path(n).text, a, s->ramp->rows[i].micro_batches);
+    if (s->micro_batches % a != 0)
+        return err_set(e, SHD_EINVAL,
+                       "%s is %" PRIu64 ", must divide micro_batches_max (%" PRIu32 ")",
+                       node_path(n).text, a, s->micro_batches);
     return SHD_OK;
 }
 
@@ -87,5 +97,5 @@ json_t *spec_ramp_json(const struct spec *s)
 {
     if (s->ramp != NULL && s->ramp->count > 1)
         return rows_json(s->ramp);
-    return json_integer((json_int_t)s->micro_batches);
+    return json_integer((json_int_t)spec_micro_batches(s, 0));
 }

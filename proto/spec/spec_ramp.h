@@ -10,7 +10,8 @@
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_node.h"
 
-/* "micro_batches": 4, or [[0, 4], [1000, 8]], from which step on so many. */
+/* "micro_batches": 4, or [[0, 4], [1000, 8]], from which step on so many; "micro_batches_max": 16,
+ * so many can be set while the model is trained (settings.h). */
 int spec_ramp_parse(struct spec *s, const struct node *root, struct shd_err *e);
 
 /* accumulate, a, is of n: it divides each number. */

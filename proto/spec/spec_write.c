@@ -17,6 +17,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/spec/ramp.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_guard.h"
 #include "proto/spec/spec_optimizer.h"
@@ -184,6 +185,9 @@ static char *dump_head(const struct spec *spec)
                              "groups", groups_json(spec), "units");
     if (spec->grad_dtype != SHD_F32)
         root = spec_json_with(root, "grad_dtype", json_string(dtype_name(spec->grad_dtype)));
+    if (spec->ramp != NULL && spec->micro_batches > ramp_max(spec->ramp)) /* likewise */
+        root = spec_json_with(root, "micro_batches_max",
+                              json_integer((json_int_t)spec->micro_batches));
     if (spec->ema > 0) /* likewise */
         root = spec_json_with(root, "ema", json_real(spec->ema));
     if (spec->ema_warmup)

@@ -77,7 +77,9 @@ enum wire_level {
     WIRE_LEVEL_RULES,  /* Snapshot, Rewind; Commit.attempt; guards: of Decision, Prepared, Set;
                         * Pin.ema */
     WIRE_LEVEL_AUDITS, /* what a skipped step came from: Decision.cause_*, unit_sums of Prepare and
-                        * Prepared, Rows.audits; Fork of a step that is kept, Fork.settings */
+                        * Prepared, Rows.audits; Fork of a step that is kept, Fork.settings;
+                        * Set.more, Prepared.settings_more, Layout.room; micro_batches and eps of
+                        * Decision */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -295,8 +297,9 @@ struct wire_reset {
 };
 struct wire_set {
     uint32_t model;
-    struct wire_bytes change; /* doubles, in any place: settings_unpack(); may be empty */
-    uint64_t from;            /* 0: the first step that it can be */
+    struct wire_bytes change, more; /* doubles, in any place: settings_unpack(); may be empty */
+    uint64_t from;                  /* 0: the first step that it can be */
+    uint64_t id;                    /* the same of what is asked again; 0: none */
     bool look;
     bool go_on;
 };
@@ -349,7 +352,8 @@ struct wire_fork {
     uint64_t origin; /* > 0 */
     uint32_t model;
     uint64_t step;
-    struct wire_bytes settings; /* to owner 0: as wire_set.change, in force from `step` on */
+    struct wire_bytes settings;      /* to owner 0: as wire_set.change, in force from `step` on */
+    struct wire_bytes settings_more; /* likewise: as wire_set.more */
 };
 
 struct wire_request {
@@ -451,6 +455,7 @@ struct wire_layout {
     bool one_count;      /* of updates; also false below WIRE_LEVEL_SAID */
     uint64_t instance;   /* 0 below WIRE_LEVEL_STATES */
     uint64_t guard_back; /* owner 0's: 1 + the step that a guard has gone back for, last; 0: none */
+    uint32_t room;       /* micro-batches that a step can be set to have; 0: none; below AUDITS */
 };
 struct wire_prepared {
     uint64_t step;
@@ -463,8 +468,9 @@ struct wire_prepared {
     struct decision decision;
     uint32_t reported; /* returned groups that had metrics; 0: not known */
     struct wire_bytes
-        settings;            /* doubles, in any place: settings_unpack(); empty: nothing is set */
-    struct wire_bytes guard; /* likewise: guard_limits_unpack(); empty: no guard */
+        settings; /* doubles, in any place: settings_unpack(); empty: nothing is set */
+    struct wire_bytes settings_more;
+    struct wire_bytes guard;     /* likewise: guard_limits_unpack(); empty: no guard */
     struct wire_bytes unit_sums; /* fixsum_unpack() each, at most WIRE_UNIT_SUMS_MAX; NULL: not
                                   * finite */
     uint32_t unit_sums_from;     /* as asked; 0: they are not there */

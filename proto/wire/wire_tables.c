@@ -46,10 +46,13 @@
 #define UNIT_UPDATES(T)                                                                         \
     ROW(T, unit_updates, .max = SHD_UNITS_MAX * sizeof(uint64_t), .multiple = sizeof(uint64_t), \
         NEEDED_SINCE(COUNTS))
-#define SETTINGS_SINCE(T, member, name)                                              \
-    ROW(T, member, .max = SETTINGS_MAX * sizeof(double), .multiple = sizeof(double), \
+#define SETTINGS_SINCE(T, member, name)                                                  \
+    ROW(T, member, .max = SETTINGS_OLD_MAX * sizeof(double), .multiple = sizeof(double), \
         NEEDED_SINCE(name))
-#define SETTINGS(T, member)      SETTINGS_SINCE(T, member, STATES)
+#define SETTINGS(T, member) SETTINGS_SINCE(T, member, STATES)
+#define SETTINGS_MORE(T, member)                                              \
+    ROW(T, member, .max = (SETTINGS_MAX - SETTINGS_OLD_MAX) * sizeof(double), \
+        .multiple = sizeof(double), NEEDED_SINCE(AUDITS))
 #define SETTINGS_JSON(T, member) ROW(T, member, .max = WIRE_SET_JSON_MAX, NEEDED_SINCE(STATES))
 
 #define DECISION(T) ROW(T, decision, .max = 1, .of = &decision)
@@ -89,6 +92,10 @@ static const struct wire_field decision_fields[] = {
            SINCE(AUDITS)),
     ROW_AS(struct decision, "cause_share", cause.share, .form = WIRE_ANY, SINCE(AUDITS)),
     ROW_AS(struct decision, "guard_rewind", guard.rewind, .form = WIRE_ANY, NEEDED_SINCE(AUDITS)),
+    ROW_OF(struct decision, micro_batches, .form = WIRE_UP_TO, .max = SHD_MICROS_MAX,
+           NEEDED_SINCE(AUDITS)),
+    ROW_OF(struct decision, eps, .max = DECISION_GROUPS_MAX,
+           .more_at = offsetof(struct decision, eps_count), NEEDED_SINCE(AUDITS)),
 };
 static const struct wire_message decision = MESSAGE_OF(struct decision, "decision", decision);
 
@@ -230,6 +237,8 @@ static const struct wire_field set_fields[] = {
     ROW(set, from, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(set, look, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(set, go_on, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    SETTINGS_MORE(set, more),
+    ROW(set, id, .form = WIRE_ANY, SINCE(AUDITS)),
 };
 static const struct wire_field snapshot_fields[] = {
     ROW(snapshot, model, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
@@ -266,6 +275,7 @@ static const struct wire_field fork_fields[] = {
     ROW(fork, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(fork, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     SETTINGS_SINCE(fork, settings, AUDITS),
+    SETTINGS_MORE(fork, settings_more),
 };
 
 const struct wire_message wire_requests[] = {
@@ -324,6 +334,7 @@ static const struct wire_field layout_fields[] = {
     ROW(layout, one_count, .form = WIRE_ANY, SINCE(SAID)),
     ROW(layout, instance, .form = WIRE_ANY, SINCE(STATES)),
     ROW(layout, guard_back, .form = WIRE_ANY, SINCE(AUDITS)),
+    ROW(layout, room, .form = WIRE_UP_TO, .max = SHD_MICROS_MAX, SINCE(AUDITS)),
 };
 static const struct wire_field prepared_fields[] = {
     ANY(prepared, step),
@@ -336,6 +347,7 @@ static const struct wire_field prepared_fields[] = {
     SETTINGS(prepared, settings),
     ROW(prepared, guard, .max = sizeof(((struct guard_limits *)0)->numbers),
         .multiple = GUARD_LIMIT_NUMBERS * sizeof(double), NEEDED_SINCE(RULES)),
+    SETTINGS_MORE(prepared, settings_more),
     ROW(prepared, unit_sums, .max = (uint64_t)WIRE_UNIT_SUMS_MAX * FIXSUM_BYTES,
         .multiple = FIXSUM_BYTES, SINCE(AUDITS)),
     ROW(prepared, unit_sums_from, .form = WIRE_UP_TO, .max = SHD_UNITS_MAX, SINCE(AUDITS)),

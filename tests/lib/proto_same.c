@@ -133,6 +133,7 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->show.elems == b->show.elems && a->show.values == b->show.values;
     case WIRE_SET:
         return a->set.model == b->set.model && same_bytes(a->set.change, b->set.change) &&
+               same_bytes(a->set.more, b->set.more) && a->set.id == b->set.id &&
                a->set.from == b->set.from && a->set.look == b->set.look &&
                a->set.go_on == b->set.go_on;
     case WIRE_DROP:
@@ -141,7 +142,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->drop.owners == b->drop.owners && a->drop.force == b->drop.force;
     case WIRE_FORK:
         return a->fork.origin == b->fork.origin && a->fork.model == b->fork.model &&
-               a->fork.step == b->fork.step && same_bytes(a->fork.settings, b->fork.settings);
+               a->fork.step == b->fork.step && same_bytes(a->fork.settings, b->fork.settings) &&
+               same_bytes(a->fork.settings_more, b->fork.settings_more);
     case WIRE_SNAPSHOT:
         return a->snapshot.model == b->snapshot.model && a->snapshot.what == b->snapshot.what &&
                a->snapshot.step == b->snapshot.step && a->snapshot.every == b->snapshot.every &&
@@ -168,7 +170,7 @@ static bool same_layout(const struct wire_layout *a, const struct wire_layout *b
         a->owner != b->owner || a->owners != b->owners || a->slots != b->slots ||
         a->slot_bytes != b->slot_bytes || a->segment_count != b->segment_count ||
         a->origin != b->origin || a->restore_id != b->restore_id || a->twin_pid != b->twin_pid ||
-        a->spec_bytes != b->spec_bytes || a->instance != b->instance ||
+        a->spec_bytes != b->spec_bytes || a->instance != b->instance || a->room != b->room ||
         a->one_count != b->one_count || !same_bytes(a->in, b->in) ||
         !same_bytes(a->device, b->device))
         return false;
@@ -188,9 +190,9 @@ static bool same_prepared(const struct wire_prepared *a, const struct wire_prepa
            memcmp(a->sum.limb, b->sum.limb, sizeof a->sum.limb) == 0 && b->sum.adds == 0 &&
            same_metrics(a->metrics, a->metric_count, b->metrics, b->metric_count) &&
            a->has_decision == b->has_decision && a->reported == b->reported &&
-           same_bytes(a->settings, b->settings) && same_bytes(a->guard, b->guard) &&
-           same_bytes(a->unit_sums, b->unit_sums) && a->unit_sums_from == b->unit_sums_from &&
-           a->part_sums_from == b->part_sums_from &&
+           same_bytes(a->settings, b->settings) && same_bytes(a->settings_more, b->settings_more) &&
+           same_bytes(a->guard, b->guard) && same_bytes(a->unit_sums, b->unit_sums) &&
+           a->unit_sums_from == b->unit_sums_from && a->part_sums_from == b->part_sums_from &&
            (!a->has_decision || same_decision(a->decision, b->decision));
 }
 

@@ -151,7 +151,10 @@ static struct decision random_decision(uint64_t *seed)
         .cause = { .unit = random_u32(seed, 0, SHD_UNITS_MAX),
                    .norm = test_random(seed) % 4 == 0 ? INFINITY : special[test_random(seed) % 4],
                    .group = random_u32(seed, 0, SHD_MICROS_MAX),
-                   .share = (float)special[test_random(seed) % 4] }
+                   .share = (float)special[test_random(seed) % 4] },
+        .micro_batches = random_u32(seed, 0, SHD_MICROS_MAX),
+        .eps_count = random_u32(seed, 0, 2),
+        .eps = { NAN, 1e-6 }
     };
 }
 
@@ -326,12 +329,17 @@ static struct wire_show random_show(uint64_t *seed)
                                .values = random_u32(seed, 0, 1) == 1 };
 }
 
+#define MORE_MAX (SETTINGS_MAX - SETTINGS_OLD_MAX)
 static struct wire_set random_set(uint64_t *seed)
 {
-    return (struct wire_set){ random_u32(seed, 0, UINT32_MAX),
-                              random_bytes(seed, SETTINGS_MAX * sizeof(double), sizeof(double)),
-                              random_u64(seed, 0, UINT64_MAX), random_u32(seed, 0, 1) != 0,
-                              random_u32(seed, 0, 1) != 0 };
+    return (struct wire_set){ .model = random_u32(seed, 0, UINT32_MAX),
+                              .change = random_bytes(seed, SETTINGS_OLD_MAX * sizeof(double),
+                                                     sizeof(double)),
+                              .more = random_bytes(seed, MORE_MAX * sizeof(double), sizeof(double)),
+                              .from = random_u64(seed, 0, UINT64_MAX),
+                              .id = random_u64(seed, 0, UINT64_MAX),
+                              .look = random_u32(seed, 0, 1) != 0,
+                              .go_on = random_u32(seed, 0, 1) != 0 };
 }
 
 static void random_drop(uint64_t *seed, struct wire_drop *d, char name[WIRE_NAME_BYTES_MAX])
@@ -422,9 +430,11 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         random_drop(seed, &q.drop, name);
         break;
     case WIRE_FORK:
-        q.fork = (struct wire_fork){ random_u64(seed, 1, UINT64_MAX),
-                                     random_u32(seed, 0, UINT32_MAX),
-                                     random_u64(seed, 0, UINT64_MAX), random_set(seed).change };
+        q.fork = (struct wire_fork){ .origin = random_u64(seed, 1, UINT64_MAX),
+                                     .model = random_u32(seed, 0, UINT32_MAX),
+                                     .step = random_u64(seed, 0, UINT64_MAX),
+                                     .settings = random_set(seed).change,
+                                     .settings_more = random_set(seed).more };
         break;
     case WIRE_SET:
         q.set = random_set(seed);
@@ -468,7 +478,8 @@ static void random_layout(uint64_t *seed, struct wire_layout *l)
                                .twin_pid = random_u32(seed, 0, UINT32_MAX),
                                .spec_bytes = random_u64(seed, 0, SPEC_JSON_BYTES_MAX),
                                .one_count = random_u32(seed, 0, 1) == 1,
-                               .instance = random_u64(seed, 0, UINT64_MAX) };
+                               .instance = random_u64(seed, 0, UINT64_MAX),
+                               .room = random_u32(seed, 0, SHD_MICROS_MAX) };
     if (test_random(seed) % 2 != 0)
         l->device = (struct wire_bytes){ (const uint8_t *)"UUID of a device", WIRE_DEVICE_BYTES };
     if (l->has_decision)
@@ -493,7 +504,8 @@ static void random_prepared(uint64_t *seed, struct wire_prepared *p)
     for (int i = 0; i < FIXSUM_LIMBS - 1; i++)
         p->sum.limb[i] = random_u64(seed, 0, UINT32_MAX);
     p->metric_count = random_metrics(seed, p->metrics);
-    p->settings = random_bytes(seed, SETTINGS_MAX * sizeof(double), sizeof(double));
+    p->settings = random_bytes(seed, SETTINGS_OLD_MAX * sizeof(double), sizeof(double));
+    p->settings_more = random_bytes(seed, MORE_MAX * sizeof(double), sizeof(double));
     p->guard = random_bytes(seed, sizeof(((struct guard_limits *)0)->numbers),
                             GUARD_LIMIT_NUMBERS * sizeof(double));
     p->unit_sums = random_bytes(seed, WIRE_UNIT_SUMS_MAX * FIXSUM_BYTES, FIXSUM_BYTES);

@@ -46,7 +46,7 @@
 #define SIM_TRACE    8192u
 #define SIM_ROUNDS   65536u /* a rewind leaves some two thousand out */
 #define SIM_NOBODY   UINT32_MAX
-#define SIM_SETTINGS (1 + SETTINGS_RATES)      /* of one group */
+#define SIM_SETTINGS (1 + SETTINGS_RATES + 2)  /* of one group */
 #define SIM_LIMITS   (2 * GUARD_LIMIT_NUMBERS) /* of two rules */
 
 #define US UINT64_C(1000)
@@ -203,15 +203,22 @@ struct sim_reply {
     double settings[SIM_SETTINGS]; /* with prepared.settings.bytes > 0 */
     double limits[SIM_LIMITS];     /* with prepared.guard.bytes > 0 */
 };
-/* Rates that a decision of the simulator has at most; without the room for more, replies are kept.
- */
-#define SIM_RATES    (1 * DECISION_RATES)
-#define SIM_NO_RATES (sizeof(double) * (DECISION_GROUPS_MAX * DECISION_RATES - SIM_RATES))
-#define SIM_KEPT_BYTES \
-    (offsetof(struct sim_reply, prepared.settings) - SIM_NO_RATES) /* with what follows none is */
+/* Rates that a decision of the simulator has at most, and no eps; without the room for more,
+ * replies are kept. */
+#define SIM_RATES (1 * DECISION_RATES)
+#define SIM_NO_RATES                                                             \
+    (sizeof(double) * (DECISION_GROUPS_MAX * (DECISION_RATES + 1) - SIM_RATES) + \
+     sizeof(((struct decision *)0)->eps_count))
+_Static_assert(offsetof(struct decision, eps) ==
+                       offsetof(struct decision, rates) + sizeof(((struct decision *)0)->rates) &&
+                   offsetof(struct decision, eps_count) ==
+                       offsetof(struct decision, eps) + sizeof(((struct decision *)0)->eps),
+               "eps lie behind them, and their count");
+#define SIM_KEPT_END \
+    (offsetof(struct sim_reply, prepared.reported) + sizeof(uint32_t)) /* with more none is */
+#define SIM_KEPT_BYTES (SIM_KEPT_END - SIM_NO_RATES)
 _Static_assert(SIM_KEPT_BYTES <= REPLIES_BYTES_MAX, "replies are kept");
-_Static_assert(offsetof(struct sim_reply, prepared.settings) >=
-                   offsetof(struct sim_reply, layout) + sizeof(struct sim_layout),
+_Static_assert(SIM_KEPT_END >= offsetof(struct sim_reply, layout) + sizeof(struct sim_layout),
                "the others are shorter");
 
 struct sim_msg {
@@ -402,8 +409,9 @@ struct sim_worker {
     uint32_t followed;
     bool has_last;
     struct decision last;
-    bool heedless; /* knows nothing of puts */
-    bool no_put;   /* the step has begun without one */
+    uint32_t put_micros; /* of the step behind a put, as owner 0 has said */
+    bool heedless;       /* knows nothing of puts */
+    bool no_put;         /* the step has begun without one */
     uint32_t looks;
     struct turn *turn;
     _Alignas(16) uint8_t turn_memory[65536];
@@ -412,10 +420,10 @@ struct sim_worker {
 
 struct sim_setter { /* who changes settings, and what must be */
     struct settings_kept kept;
-    bool asking; /* not answered: */
-    struct settings change;
-    uint64_t at;
-    uint64_t without_end, with_first; /* steps decided meanwhile: below the one without, */
+    bool asking;            /* not answered: */
+    struct settings change; /* of micro_batches alone, or of others */
+    uint64_t at, id;
+    uint64_t without_end, with_first; /* steps seen meanwhile: below the one without, */
                                       /* from the other on with it */
 };
 
@@ -535,10 +543,11 @@ void sim_daemon_go_on(struct sim *s, struct sim_daemon *d);
 void sim_go_on_event(struct sim *s);
 
 /* sim_set.c */
+#define SIM_SETTINGS_SINCE 64u /* what was asked for may hold since so many steps */
 void sim_set_event(struct sim *s);
 void sim_daemon_set(struct sim *s, struct sim_daemon *d);
-bool sim_settings(const struct sim *s, uint64_t step, uint32_t which,
-                  struct settings *ret_settings);
+bool sim_settings(const struct sim *s, uint64_t step, uint32_t which, struct settings *ret_settings,
+                  uint32_t *ret_micros);
 void sim_settings_seen(struct sim *s, uint64_t step, bool with);
 
 /* sim_verify.c */
@@ -594,6 +603,11 @@ static inline uint64_t sim_mark(const struct sim_line *line, uint64_t version)
 static inline uint32_t sim_daemon_index(const struct sim *s, const struct sim_daemon *d)
 {
     return (uint32_t)(d - s->daemon);
+}
+/* Of the step that the worker is at, as it knows. */
+static inline uint32_t sim_worker_micros(const struct sim *s, const struct sim_worker *w)
+{
+    return sim_micros_after(s, w->step, w->has_last ? &w->last : NULL);
 }
 static inline uint32_t sim_worker_index(const struct sim *s, const struct sim_worker *w)
 {

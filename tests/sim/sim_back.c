@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "daemon/core/ledger_rewind.h"
-#include "daemon/core/step_set.h"
 #include "tests/sim/sim.h"
 #include "tests/sim/sim_guest.h"
 
@@ -69,7 +68,7 @@ static void went(struct sim *s, struct sim_daemon *d, const struct sim_snapshot 
     memset(d->credited, 0, sizeof d->credited);
     if (owner > 0)
         return;
-    s->setter.kept = snapshot->kept;
+    s->setter.kept = snapshot->more.kept;
     s->setter.asking = false;
 }
 
@@ -129,8 +128,8 @@ static void begin_copy(struct sim *s, struct sim_daemon *d, uint32_t item)
     struct sim_snapshot *snapshot = &d->back.snapshots[item];
     const struct step_blob blob = step_last_blob(d->core);
     CHECK(blob.bytes <= sizeof snapshot->blob);
-    step_rewind_take(d->core, &snapshot->record, snapshot->updates, snapshot->blob);
-    snapshot->kept = *step_settings_kept(d->core);
+    step_rewind_take(d->core, &snapshot->record, &snapshot->more, snapshot->updates,
+                     snapshot->blob);
     FAIL_POINT("sim:snapshot:head");
     snapshot_set_begin(&d->back.set, item, snapshot->record.step);
     sim_kernel_copy(s, d, snapshot->blocks, (struct sim_copy){ .what = SIM_COPY_SNAPSHOT }, 0,
@@ -184,8 +183,8 @@ static void rewound(struct sim_daemon *d, uint64_t step)
     CHECK(at != SNAPSHOT_NO_ITEM);
     while ((item = snapshot_set_later(&b->set, step)) != SNAPSHOT_NO_ITEM)
         give_up(d, item);
-    step_rewind_done(&d->ledger, &b->snapshots[at].record, b->snapshots[at].updates,
-                     b->snapshots[at].blob);
+    step_rewind_done(&d->ledger, &b->snapshots[at].record, &b->snapshots[at].more,
+                     b->snapshots[at].updates, b->snapshots[at].blob);
 }
 
 static void say(struct sim *s, struct sim_daemon *d)

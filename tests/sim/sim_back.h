@@ -23,7 +23,6 @@
 #include "daemon/core/ledger.h"
 #include "daemon/core/snapshot_set.h"
 #include "daemon/core/step_rewind.h"
-#include "proto/spec/settings.h"
 #include "tests/sim/sim_model.h"
 
 #define SIM_REWINDS 12u /* of a run, so that it ends */
@@ -40,10 +39,10 @@ struct sim_worker;
 struct sim_snapshot {
     bool ready; /* written last: all of it is there */
     struct rewind_record record;
+    struct rewind_more more;
     uint64_t updates[SIM_UNITS];
     uint8_t blob[16];
     uint64_t blocks[SIM_UNITS * SIM_BLOCKS];
-    struct settings_kept kept; /* for checks: what is set then */
 };
 
 enum sim_back_state { BACK_NONE, BACK_DROPPING, BACK_COPYING, BACK_COPIED };

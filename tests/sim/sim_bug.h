@@ -31,6 +31,9 @@
  *  34  an owner does not keep that its part is being dropped
  *  35  a part that waits for owner 0's word goes when the model is held, before that is dropped
  *  36  owner 0 forgets which part is its own before it drops it
+ *  40  owner 0 says the number of micro-batches of the step behind the next one
+ *  41  each owner says it of its own
+ *  42  a successor does not know the number, and has the most there can be
  *  50  that a stopped model goes on is kept as of a step before the one that was stopped
  *  51  a stop is forgotten with the next commit
  *  52  a guard's limits lack the last step

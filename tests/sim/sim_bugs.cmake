@@ -142,14 +142,30 @@ plant(daemon/core/step_put.c [[
     if (s->cells_in > 0]])
 
 # Settings count before they are written (16), or are said to be of a step that is decided without (17).
-plant(daemon/core/step_set.c [[
-    set->kept[(given + 1) & 1] = after;]] [[
-    if (SIM_BUG(16)) {
-        atomic_store(&set->given, given + 1);
-        FAIL_POINT("step:set:bug");
-    }
-    set->kept[(given + 1) & 1] = after;]])
+plant(daemon/core/ledger_set.c [[
+        l->settings->kept[next & 1] = *kept;]] [[
+        if (SIM_BUG(16)) {
+            atomic_store(word, next);
+            FAIL_POINT("step:set:bug");
+        }
+        l->settings->kept[next & 1] = *kept;]])
 plant(daemon/core/step_set.c [[(word == s->round + 1);]] [[(word == s->round + 1 && !SIM_BUG(17));]])
+
+# Owner 0 says the number of micro-batches of the step behind the next one (40), the others say one of their
+# own (41), a successor has the most there can be (42).
+plant(daemon/core/step_commit.c [[step_settings_micros(s, s->now + 1);]] [[step_settings_micros(s, s->now + 1 + SIM_BUG(40));]])
+plant(daemon/core/step_commit.c [[
+    if (s->ledger.head->owner == 0)
+        ret_decision->micro_batches =]] [[
+    if (s->ledger.head->owner == 0 || SIM_BUG(41))
+        ret_decision->micro_batches =]])
+plant(daemon/core/step_init.c [[
+    step_ramp_next(s);
+    for (]] [[
+    step_ramp_next(s);
+    if (SIM_BUG(42))
+        s->returns.now = s->returns.most;
+    for (]])
 
 # A copy begins in the middle of an update (30), or is not finished before one (31).
 plant(daemon/core/sweep.c [[
@@ -235,9 +251,10 @@ plant(daemon/core/step_rewind.c [[
     for (uint32_t u = 0; u < h->units; u++) {
         struct ledger_unit *unit]])
 plant(daemon/core/step_rewind.c [[
-    l->set->kept[atomic_load_explicit(&l->set->given, memory_order_relaxed) & 1] = record->kept;]] [[
-    if (!SIM_BUG(69))
-        l->set->kept[atomic_load_explicit(&l->set->given, memory_order_relaxed) & 1] = record->kept;]])
+    if (settings != NULL)
+        settings->kept[atomic_load_explicit(]] [[
+    if (settings != NULL && !SIM_BUG(69))
+        settings->kept[atomic_load_explicit(]])
 
 # A snapshot that is held goes (63), later ones stay behind a rewind (64).
 plant(daemon/core/snapshot_set.c [[|| item->step + 1 == held)]] [[|| (item->step + 1 == held && !SIM_BUG(63)))]])

@@ -73,7 +73,7 @@ void sim_check_sum(struct sim *s, const struct sim_daemon *d, uint32_t unit, uin
 {
     const uint32_t owner = sim_daemon_index(s, d);
     const struct sim_line *line = sim_line_of(s, d);
-    const struct sim_batch at = sim_batch_of(line, step);
+    const struct sim_batch at = sim_batch_of(s, line, step);
     if (is_dropped(s, line, step))
         return;
     for (uint32_t b = sim_first_block(s, owner, unit); b < sim_first_block(s, owner + 1, unit); b++)
@@ -102,22 +102,38 @@ void sim_check_params(struct sim *s, const struct sim_daemon *d, uint32_t unit, 
                        unit, b, version);
 }
 
+/* Is the decision one that is expected, with what is known to be set, or with what was asked for,
+ * too? Then it tells which. */
+static bool seen(struct sim *s, uint64_t step, const struct decision *decision,
+                 bool (*expect)(const struct sim *s, uint64_t step, uint32_t job, uint32_t which,
+                                struct decision *ret_decision, double *ret_norm),
+                 uint32_t job, double *ret_norm)
+{
+    struct decision expected;
+    const bool without = expect(s, step, job, 0, &expected, ret_norm) &&
+                         decision_equal(&expected, decision);
+    bool with = false;
+    for (uint32_t which = 1; !with && which <= SIM_SETTINGS_SINCE; which++)
+        with = expect(s, step, job, which, &expected, ret_norm) &&
+               decision_equal(&expected, decision);
+    if (with != without)
+        sim_settings_seen(s, step, with);
+    return with || without;
+}
+
 /* The first decision of a step: somebody could derive it, and nothing has stopped training. */
 static void check_first(struct sim *s, uint32_t owner, uint64_t step,
                         const struct decision *decision)
 {
-    struct decision expected;
     double norm = 0;
     const uint32_t others = s->config.apart ? s->config.workers - 1 : 0;
+    if (sim_is_put(s, step) && seen(s, step, decision, sim_expected_put, 0, &norm)) {
+        sim_decide_next(s, decision, norm);
+        return;
+    }
     for (uint32_t job = 0; job <= s->job + others; job++) {
-        const bool without = sim_expected(s, step, job, 0, &expected, &norm) &&
-                             decision_equal(&expected, decision);
-        const bool with = sim_expected(s, step, job, 1, &expected, &norm) &&
-                          decision_equal(&expected, decision);
-        if (!with && !without)
+        if (!seen(s, step, decision, sim_expected, job, &norm))
             continue;
-        if (with != without)
-            sim_settings_seen(s, step, with);
         sim_guard_check(s, owner, step, decision, norm);
         sim_decide_next(s, decision, norm);
         return;
@@ -148,11 +164,6 @@ void sim_check_decision(struct sim *s, struct sim_daemon *d, uint64_t step,
         sim_broken(s, "P1", owner, SIM_NOBODY,
                    "decides step %" PRIu64 ", and the model went back to step %" PRIu64, step,
                    sim_line(s)->base);
-    const struct decision put = sim_put_of(s, step, step == 0 ? NULL : &line->decision[step - 1]);
-    if (step == line->decided && sim_is_put(s, step) && decision_equal(&put, decision)) {
-        sim_decide_next(s, decision, /* norm= */ 0);
-        return;
-    }
     if (step > line->decided)
         sim_broken(s, "P1", owner, SIM_NOBODY, "decides step %" PRIu64 " of %" PRIu64, step,
                    line->decided);
@@ -166,7 +177,7 @@ void sim_check_prepared(struct sim *s, const struct sim_daemon *d, const struct 
     if (s->spoilt[sim_round(p->step, step_attempt(d->core))])
         sim_broken(s, "P2", owner, SIM_NOBODY,
                    "sealed step %" PRIu64 " with what was not all returned", p->step);
-    const struct wire_prepared want = sim_prepared(s, sim_batch_of(line, p->step), owner,
+    const struct wire_prepared want = sim_prepared(s, sim_batch_of(s, line, p->step), owner,
                                                    s->config.daemons);
     if (is_dropped(s, line, p->step))
         return;
@@ -177,7 +188,7 @@ void sim_check_prepared(struct sim *s, const struct sim_daemon *d, const struct 
                    "sealed step %" PRIu64 " with another sum than its gradients'", p->step);
     for (uint32_t u = 0; u < s->config.units; u++)
         if (!s->frozen[u])
-            sim_check_sum(s, d, u, p->step, sim_micros(s, p->step));
+            sim_check_sum(s, d, u, p->step, sim_micros(s, line, p->step));
 }
 
 static bool is_durable(const struct sim *s, const struct sim_daemon *d, uint32_t unit,
@@ -199,7 +210,7 @@ void sim_check_credited(struct sim *s, const struct sim_daemon *d)
     if (d->credited_round != round)
         return;
     for (uint32_t u = 0; u < s->config.units; u++) {
-        for (uint32_t m = 0; m < sim_micros(s, step); m++) {
+        for (uint32_t m = 0; m < sim_micros(s, sim_line_of(s, d), step); m++) {
             if ((d->credited[u] >> m & 1) == 0)
                 continue;
             credited++;

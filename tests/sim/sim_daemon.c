@@ -88,7 +88,7 @@ static struct sim_layout layout_of(const struct sim *s, const struct sim_daemon 
                                  .attempt = step_attempt(d->core),
                                  .seat = (uint32_t)(ses - d->sessions) };
     struct decision last;
-    for (uint32_t m = 0; m < sim_micros(s, layout.step); m++)
+    for (uint32_t m = 0; m < sim_micros(s, sim_line_of(s, d), layout.step); m++)
         layout.in |= (uint32_t)step_micro_in(d->core, m) << m;
     layout.has_decision = step_last_decision(d->core, &last);
     if (layout.has_decision)
@@ -223,10 +223,11 @@ static struct sim_reply prepared_reply(const struct step_prepared *p)
                                          .has_decision = p->has_decision };
     memcpy(r.prepared.metrics, p->metrics, sizeof p->metrics);
     r.prepared.decision = p->decision;
-    r.prepared.settings.bytes = p->setting_count * sizeof *p->settings;
-    CHECK(r.prepared.settings.bytes <= sizeof r.settings);
-    if (p->setting_count > 0)
-        memcpy(r.settings, p->settings, r.prepared.settings.bytes);
+    if (p->settings != NULL) {
+        CHECK(p->settings->count == SIM_SETTINGS);
+        r.prepared.settings.bytes = sizeof r.settings;
+        memcpy(r.settings, p->settings->numbers, sizeof r.settings);
+    }
     r.prepared.guard.bytes = p->limit_count * sizeof *p->limits;
     CHECK(r.prepared.guard.bytes <= sizeof r.limits);
     if (p->limit_count > 0)
@@ -509,7 +510,7 @@ static void on_return(struct sim *s, struct sim_daemon *d, struct sim_session *s
     const uint32_t ref = op_new(d);
     struct step_actions actions;
     struct shd_err e = { 0 };
-    const double metric = sim_metric(s, q->step, q->micro);
+    const double metric = sim_metric(s, sim_batch_of(s, sim_line_of(s, d), q->step), q->micro);
     d->ops[ref] = (struct sim_op){
         true, (uint32_t)(ses - d->sessions), ses->id, msg->seq, q->step, q->unit, q->micro, q->slot
     };

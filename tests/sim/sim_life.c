@@ -10,7 +10,7 @@
 #include "tests/sim/sim.h"
 #include "tests/sim/sim_guest.h"
 
-#define CORE_BYTES  ((size_t)8192)
+#define CORE_BYTES  ((size_t)16384)
 #define LEASE_BYTES ((size_t)16384)
 
 void sim_daemon_wipe(struct sim *s, struct sim_daemon *d)
@@ -86,7 +86,7 @@ void sim_daemon_core(struct sim *s, struct sim_daemon *d)
     for (uint32_t u = 0; u < s->config.units; u++)
         if (s->means[u])
             step_means(d->core, u);
-    if (s->config.ramp && step_ramp(d->core, &s->ramp, 1, &e) != SHD_OK)
+    if (step_ramp(d->core, s->config.ramp ? &s->ramp : NULL, /* accumulate= */ 1, &e) != SHD_OK)
         sim_broken(s, "P3", sim_daemon_index(s, d), SIM_NOBODY, "the ledger is refused: %s",
                    e.text);
     d->lease = lease_init(d->lease_memory, s->config.micros, d->adopted || d != s->daemon);
@@ -302,7 +302,8 @@ static void kernel_check(struct sim *s, struct sim_daemon *d, const struct sim_k
         sim_check_params(s, d, a->unit, k->done.value);
     else if (k->round == ledger_round(&d->ledger) && !s->spoilt[k->round])
         sim_check_sum(s, d, a->unit, k->step,
-                      a->kind == STEP_DO_ACCUMULATE ? a->micro + 1 : sim_micros(s, k->step));
+                      a->kind == STEP_DO_ACCUMULATE ? a->micro + 1
+                                                    : sim_micros(s, sim_line_of(s, d), k->step));
 }
 
 void sim_kernel_event(struct sim *s, struct sim_daemon *d)

@@ -169,7 +169,7 @@ static void check_kept(struct sim *s, const struct sim_worker *w, const struct s
     if (w->work != WORK_TURN || l->layout.attempt != w->attempt)
         return;
     const bool all_in = s->config.lease && l < &w->link[w->ask_owner]; /* it has said so */
-    for (uint32_t m = 0; m < sim_micros(s, step); m++) {
+    for (uint32_t m = 0; m < sim_worker_micros(s, w); m++) {
         const bool told = s->config.lease ? all_in
                                           : (w->computed >> m & 1) != 0 && !return_open(l, m);
         if (told && (l->layout.in >> m & 1) == 0)

@@ -35,9 +35,26 @@ uint64_t sim_tag(const struct sim *s, struct sim_batch at, uint32_t micro, uint3
     return model_hash(s, at, micro, unit) | 1;
 }
 
-uint32_t sim_micros(const struct sim *s, uint64_t step)
+uint32_t sim_micros_after(const struct sim *s, uint64_t step, const struct decision *last)
 {
+    if (last != NULL && last->micro_batches > 0)
+        return last->micro_batches;
     return s->config.ramp ? ramp_at(&s->ramp, step) : s->config.micros;
+}
+
+static const struct decision *decision_before(const struct sim_line *line, uint64_t step)
+{
+    return step > 0 && step <= line->decided ? &line->decision[step - 1] : NULL;
+}
+
+uint32_t sim_micros(const struct sim *s, const struct sim_line *line, uint64_t step)
+{
+    return sim_micros_after(s, step, decision_before(line, step));
+}
+
+struct sim_batch sim_batch_of(const struct sim *s, const struct sim_line *line, uint64_t step)
+{
+    return (struct sim_batch){ step, line->salt[step], sim_micros(s, line, step) };
 }
 
 /* Up and down, the most at least once. */
@@ -80,10 +97,10 @@ void sim_square(const struct sim *s, uint64_t step, uint64_t acc, struct fixsum 
         fixsum_add(sum, sim_bad(s, step) == SIM_BAD_NORM ? square * 0x1p80 : square);
 }
 
-double sim_metric(const struct sim *s, uint64_t step, uint32_t micro)
+double sim_metric(const struct sim *s, struct sim_batch at, uint32_t micro)
 {
-    const bool bad = sim_bad(s, step) == SIM_BAD_LOSS && micro == step % sim_micros(s, step);
-    return 0.1 * micro + (double)step + (bad ? 1e6 : 0);
+    const bool bad = sim_bad(s, at.step) == SIM_BAD_LOSS && micro == at.step % at.micros;
+    return 0.1 * micro + (double)at.step + (bad ? 1e6 : 0);
 }
 
 uint64_t sim_decision_hash(const struct decision *d)
@@ -115,7 +132,7 @@ struct turn_update sim_update_of(const struct sim *s, uint64_t step, uint32_t jo
     static const struct decision_rates rates[] = { { 1e-3, NAN, 0.9, NAN },
                                                    { 2e-3, 0.1, 0.8, 0.95 },
                                                    { NAN, 0.2, NAN, NAN } };
-    struct turn_update u = { .args = { .micro_batches = sim_micros(s, step),
+    struct turn_update u = { .args = { .micro_batches = sim_micros_after(s, step, last),
                                        .lr = 1e-3 * (1 + job) + 1e-6 * (double)step,
                                        .clip_norm = 1 } };
     u.args.loss_scale = loss_scale_next(last, &u.args.good_steps);
@@ -180,7 +197,7 @@ uint64_t sim_sum(const struct sim *s, struct sim_batch at, uint32_t unit, uint32
 static uint32_t took_part(const struct sim *s, struct sim_batch at, uint32_t unit)
 {
     uint32_t took = 0;
-    for (uint32_t m = 0; m < sim_micros(s, at.step); m++)
+    for (uint32_t m = 0; m < at.micros; m++)
         took += !sim_none(s, at, m, unit);
     return took;
 }
@@ -189,9 +206,8 @@ struct wire_prepared sim_prepared(const struct sim *s, struct sim_batch at, uint
                                   uint32_t owners)
 {
     const uint64_t step = at.step;
-    const uint32_t micros = sim_micros(s, step);
     struct wire_prepared p = {
-        .step = step, .finite = true, .metric_count = 1, .reported = micros
+        .step = step, .finite = true, .metric_count = 1, .reported = at.micros
     };
     struct fixsum of_means;
     fixsum_init(&p.sum);
@@ -201,13 +217,13 @@ struct wire_prepared sim_prepared(const struct sim *s, struct sim_batch at, uint
                        end = s->blocks[u] * (owner + 1) / owners;
         const bool any = !s->frozen[u] && first < end && took_part(s, at, u) > 0;
         for (uint32_t b = first; any && b < end; b++)
-            sim_square(s, step, sim_sum(s, at, u, b, micros), s->means[u] ? &of_means : &p.sum,
+            sim_square(s, step, sim_sum(s, at, u, b, at.micros), s->means[u] ? &of_means : &p.sum,
                        &p.finite);
         /* a sum of zeros: finite, and 0 */
     }
     fixsum_carry(&p.sum);
-    for (uint32_t m = 0; m < micros; m++)
-        p.metrics[0] += sim_metric(s, step, m);
+    for (uint32_t m = 0; m < at.micros; m++)
+        p.metrics[0] += sim_metric(s, at, m);
     return p;
 }
 
@@ -215,15 +231,15 @@ bool sim_expected(const struct sim *s, uint64_t step, uint32_t job, uint32_t whi
                   struct decision *ret, double *ret_norm)
 {
     const struct sim_line *line = sim_line(s);
-    const struct wire_prepared p = sim_prepared(s, sim_batch_of(line, step), 0, 1);
     struct decided decided;
     struct shd_err e = { 0 };
-    struct turn_update u = sim_update_of(s, step, job,
-                                         step == 0 ? NULL : &line->decision[step - 1]);
+    struct turn_update u = sim_update_of(s, step, job, decision_before(line, step));
     struct settings settings;
     struct guard_limits limits;
-    if (!sim_settings(s, step, which, &settings))
+    uint32_t micros;
+    if (!sim_settings(s, step, which, &settings, &micros))
         return false;
+    const struct wire_prepared p = sim_prepared(s, sim_batch_of(s, line, step), 0, 1);
     if (s->config.guard != SIM_GUARD_NONE) {
         guard_window_limits(sim_guard(s), s->history, SIM_HISTORY, step, &limits);
         u.args.guard = &limits;
@@ -234,7 +250,22 @@ bool sim_expected(const struct sim *s, uint64_t step, uint32_t job, uint32_t whi
     if (decide(&u.args, &decided, &e) != SHD_OK)
         return false;
     *ret = decided.decision;
+    ret->micro_batches = micros;
     *ret_norm = decided.grad_norm;
+    return true;
+}
+
+bool sim_expected_put(const struct sim *s, uint64_t step, uint32_t job, uint32_t which,
+                      struct decision *ret, double *ret_norm)
+{
+    struct settings ignored;
+    uint32_t micros;
+    (void)job;
+    if (!sim_settings(s, step, which, &ignored, &micros))
+        return false;
+    *ret = sim_put_of(s, step, decision_before(sim_line(s), step));
+    ret->micro_batches = micros;
+    *ret_norm = 0;
     return true;
 }
 
@@ -269,7 +300,7 @@ static void update_unit(const struct sim *s, const struct decision *decision, st
     const bool moves = !s->frozen[u] && (took > 0 || !(s->skips_idle[u] || s->means[u]));
     const uint64_t hash = sim_mix(sim_decision_hash(decision), v->updates[1 + u]);
     for (uint32_t b = 0; moves && b < s->blocks[u]; b++) {
-        const uint64_t acc = sim_sum(s, at, u, b, sim_micros(s, at.step));
+        const uint64_t acc = sim_sum(s, at, u, b, at.micros);
         v->param[u][b] = s->means[u] ? sim_mean(acc, took) : sim_update(v->param[u][b], hash, acc);
     }
 }
@@ -278,7 +309,7 @@ void sim_decide_next(struct sim *s, const struct decision *decision, double norm
 {
     struct sim_line *line = &s->line[s->era & 1];
     const uint64_t step = line->decided;
-    const struct sim_batch at = sim_batch_of(line, step);
+    const struct sim_batch at = sim_batch_of(s, line, step);
     CHECK(step < SIM_STEPS);
     struct sim_version *v = &line->version[step + 1];
     history_put(s->history, SIM_HISTORY,
@@ -286,7 +317,7 @@ void sim_decide_next(struct sim *s, const struct decision *decision, double norm
                                        .norm = norm,
                                        .metrics = { sim_prepared(s, at, 0, 1).metrics[0] },
                                        .metric_count = decision->put == 0,
-                                       .reported = decision->put == 0 ? sim_micros(s, step) : 0,
+                                       .reported = decision->put == 0 ? at.micros : 0,
                                        .skipped = decision->skip });
     *v = line->version[step];
     line->decision[step] = *decision;

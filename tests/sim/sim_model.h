@@ -28,6 +28,7 @@ struct sim;
  * before is told from what must be there. */
 struct sim_batch {
     uint64_t step, salt;
+    uint32_t micros;
 };
 
 struct sim_version {
@@ -44,10 +45,11 @@ struct sim_line {
     uint64_t salt[SIM_STEPS];
 };
 
-static inline struct sim_batch sim_batch_of(const struct sim_line *line, uint64_t step)
-{
-    return (struct sim_batch){ step, line->salt[step] };
-}
+/* Micro-batches of a step behind this decision (NULL: the first one): as that says, else by the
+ * ramp. And of one of a line that is decided, or the next to be. */
+uint32_t sim_micros_after(const struct sim *s, uint64_t step, const struct decision *last);
+uint32_t sim_micros(const struct sim *s, const struct sim_line *line, uint64_t step);
+struct sim_batch sim_batch_of(const struct sim *s, const struct sim_line *line, uint64_t step);
 
 /* Hashes in the place of numbers. */
 uint64_t sim_mix(uint64_t a, uint64_t b);
@@ -63,8 +65,7 @@ uint64_t sim_decision_hash(const struct decision *d);
 uint64_t sim_sum(const struct sim *s, struct sim_batch at, uint32_t unit, uint32_t block,
                  uint32_t next);
 
-uint32_t sim_micros(const struct sim *s, uint64_t step); /* micro-batches of a step */
-double sim_metric(const struct sim *s, uint64_t step, uint32_t micro);
+double sim_metric(const struct sim *s, struct sim_batch at, uint32_t micro);
 uint32_t sim_first_block(const struct sim *s, uint32_t owner, uint32_t unit);
 struct turn_update sim_update_of(const struct sim *s, uint64_t step, uint32_t job,
                                  const struct decision *last);
@@ -83,6 +84,9 @@ struct wire_prepared sim_prepared(const struct sim *s, struct sim_batch at, uint
                                   uint32_t owners);
 bool sim_expected(const struct sim *s, uint64_t step, uint32_t job, uint32_t which,
                   struct decision *ret_decision, double *ret_norm);
+/* Likewise of a put, whoever makes it. */
+bool sim_expected_put(const struct sim *s, uint64_t step, uint32_t job, uint32_t which,
+                      struct decision *ret_decision, double *ret_norm);
 
 void sim_begin_model(struct sim *s);
 

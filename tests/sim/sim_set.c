@@ -15,12 +15,19 @@ static double one_of(struct sim *s, const double *numbers, uint32_t count)
     return numbers[sim_below(s, count)];
 }
 
+/* The number of micro-batches holds from the step after the open one on at the earliest, so it
+ * comes alone: from which step on a change holds is one thing. */
 static struct settings draw(struct sim *s)
 {
     static const double scales[] = { 0.5, 2, 0, SETTINGS_BACK }, clips[] = { 0.25, 3, 0 };
     struct settings change = { .count = SIM_SETTINGS };
     for (uint32_t i = 0; i < change.count; i++)
         change.numbers[i] = (double)NAN;
+    if (sim_chance(s, 400)) {
+        const double some = 1 + (double)sim_below(s, s->config.micros);
+        change.numbers[setting_micros(1)] = sim_chance(s, 200) ? SETTINGS_BACK : some;
+        return change;
+    }
     do {
         if (sim_chance(s, 500))
             change.numbers[SETTINGS_CLIP_NORM] = one_of(s, clips, ARRAY_SIZE(clips));
@@ -32,54 +39,55 @@ static struct settings draw(struct sim *s)
     return change;
 }
 
-/* Is it so already, or going to be? */
-static bool is_there(const struct sim_setter *set)
+/* A decision shows rates of its own step, and the number of micro-batches of the next one. */
+static uint64_t shown_by(const struct sim_setter *set, uint64_t step)
 {
-    const uint64_t late = UINT64_C(1) << 40;
-    const struct settings_when when = { late, late, late };
-    uint64_t from = late;
-    struct settings_kept after;
-    struct shd_err e;
-    return settings_give(&set->kept, &set->change, &when, &after, &from, &e) == SHD_OK &&
-           from < late;
+    return step + (isnan(set->change.numbers[setting_micros(1)]) ? 0 : 1);
 }
 
-/* Had a step already what the change asks for? */
-static bool had_it(const struct sim_setter *set, uint64_t step)
+/* What is kept with the change in force from this step on. */
+static int kept_with(const struct sim *s, uint64_t from, struct settings_kept *ret_kept,
+                     struct shd_err *e)
+{
+    const struct sim_setter *set = &s->setter;
+    const uint64_t before = from > 0 ? from - 1 : 0;
+    const uint64_t decided = sim_line(s)->decided;
+    const struct settings_when when = { before < decided ? before : decided, from, from, 0 };
+    uint64_t ignored;
+    return settings_give(&set->kept, &set->change, &when, ret_kept, &ignored, e);
+}
+
+/* Is it so with what is kept, at `from`? */
+static bool is_there(const struct settings_kept *kept, const struct settings *change, uint64_t from)
 {
     struct settings s;
-    settings_at(&set->kept, step, &s, NULL);
-    for (uint32_t i = 0; i < set->change.count; i++) {
-        const double want = set->change.numbers[i], is = setting_get(&s, i);
+    settings_at(kept, from, &s, NULL);
+    for (uint32_t i = 0; i < change->count; i++) {
+        const double want = change->numbers[i], is = setting_get(&s, i);
         if (!isnan(want) && !(want == SETTINGS_BACK ? isnan(is) : is == want))
             return false;
     }
     return true;
 }
 
-/* It is recorded, from `from` on. What was so, and was to be otherwise from a later step on, may
- * have been so all along. */
+/* It is recorded, from `from` on. It may have been so before, and otherwise in between, where a
+ * part of it was to be changed, and then back. */
 static void answered(struct sim *s, uint64_t from)
 {
     struct sim_setter *set = &s->setter;
-    struct settings_when when = { sim_line(s)->decided, from, from };
-    uint64_t ignored;
-    struct shd_err e = { 0 };
+    const uint64_t since = from < set->with_first ? from : set->with_first;
     struct settings_kept after;
-    bool before = set->kept.next.count > 0 && from < set->kept.from;
-    if (is_there(set))
+    struct shd_err e = { 0 };
+    if (is_there(&set->kept, &set->change, from))
         return;
-    for (uint64_t step = from; before && step < set->kept.from; step++)
-        before = had_it(set, step);
-    if ((from < set->without_end && !before) ||
-        (set->with_first != UINT64_MAX && from > set->with_first))
+    if (from < set->without_end || (since < from && (kept_with(s, since, &after, &e) != SHD_OK ||
+                                                     !is_there(&after, &set->change, from))))
         sim_broken(s, "P3", 0, SIM_NOBODY,
-                   "settings are said to be in force from step %" PRIu64 " on; without them step "
-                   "%" PRIu64 " was decided, with them step %" PRIu64,
+                   "settings are said to be in force from step %" PRIu64
+                   " on; without them was step "
+                   "%" PRIu64 ", with them step %" PRIu64,
                    from, set->without_end - 1, set->with_first);
-    if (before)
-        when.earliest = when.at = set->kept.from;
-    if (settings_give(&set->kept, &set->change, &when, &after, &ignored, &e) != SHD_OK)
+    if (kept_with(s, since, &after, &e) != SHD_OK)
         sim_broken(s, "P3", 0, SIM_NOBODY, "settings from step %" PRIu64 ": %s", from, e.text);
     set->kept = after;
 }
@@ -94,12 +102,13 @@ void sim_daemon_set(struct sim *s, struct sim_daemon *d)
         return; /* it is asked again */
     if (!set->asking) {
         set->change = draw(s);
+        set->id++;
         set->at = sim_chance(s, 300) ? step_collecting(d->core) + sim_below(s, 6) : 0;
-        set->without_end = sim_line(s)->decided; /* steps below it are decided, without */
+        set->without_end = shown_by(set, sim_line(s)->decided); /* steps below it are without */
         set->with_first = UINT64_MAX;
         set->asking = true;
     }
-    const int r = step_set(d->core, &set->change, set->at, &from, &e);
+    const int r = step_set(d->core, &set->change, set->at, set->id, &from, &e);
     sim_note(s, r == SHD_OK ? "set" : "not set", 0, SIM_NOBODY, from, 0, 0);
     FAIL_POINT("sim:set:answer");
     if (r == SHD_OK)
@@ -115,20 +124,22 @@ void sim_set_event(struct sim *s)
     sim_at(s, sim_below(s, GAP_NS), (struct sim_event){ .kind = EV_SET, .gen = s->daemon[0].gen });
 }
 
-/* Those that `step` is decided with: 0 those that are known, 1 those that were asked for, too, if
- * that may be. */
-bool sim_settings(const struct sim *s, uint64_t step, uint32_t which, struct settings *ret_settings)
+/* Those that `step` is decided with, and micro-batches of the next one: 0 those that are known;
+ * which > 0: those that were asked for, too, since that step or one before, if that may be. */
+bool sim_settings(const struct sim *s, uint64_t step, uint32_t which, struct settings *ret_settings,
+                  uint32_t *ret_micros)
 {
     const struct sim_setter *set = &s->setter;
-    const struct settings_when when = { step, step, 0 };
     struct settings_kept after = set->kept;
     struct shd_err e;
-    uint64_t ignored;
-    if (which > 0 &&
-        (!set->asking || step < set->at ||
-         settings_give(&set->kept, &set->change, &when, &after, &ignored, &e) != SHD_OK))
-        return false;
+    if (which > 0) {
+        const uint64_t shown = shown_by(set, step), since = shown - (which - 1);
+        if (!set->asking || which > shown + 1 || since < set->without_end || since < set->at ||
+            kept_with(s, since, &after, &e) != SHD_OK)
+            return false;
+    }
     settings_at(&after, step, ret_settings, /* ret_since= */ NULL);
+    *ret_micros = settings_micro_batches(&after, step + 1);
     return true;
 }
 
@@ -143,7 +154,7 @@ void sim_settings_seen(struct sim *s, uint64_t step, bool with)
                    "step %" PRIu64 " is decided without settings that step %" PRIu64 " had", step,
                    set->with_first);
     if (!with)
-        set->without_end = step + 1;
+        set->without_end = shown_by(set, step) + 1;
     else if (set->with_first == UINT64_MAX)
-        set->with_first = step;
+        set->with_first = shown_by(set, step);
 }

@@ -202,7 +202,12 @@ static bool run_settle(struct sim *s, struct sim_worker *w)
         w->looks = 0;
         settled(s, w, ahead);
     } else if (min + 1 == max) {
-        struct turn_update u = sim_update_of(s, min, w->job, NULL);
+        uint32_t behind = 0;
+        while (w->link[behind].layout.step != min)
+            behind++;
+        const struct sim_layout *at = &w->link[behind].layout;
+        struct turn_update u = sim_update_of(s, min, w->job,
+                                             at->has_decision ? &at->decision : NULL);
         u.recorded_only = true;
         for (uint32_t o = 0; o < s->config.daemons; o++)
             w->owns[o] = SIM_BUG(72) ? 0 : w->link[o].layout.attempt;
@@ -235,7 +240,7 @@ static bool run_looking(struct sim *s, struct sim_worker *w)
 /* One's own micro-batches that are not in yet. */
 static bool next_of_rank(const struct sim *s, const struct sim_worker *w, uint32_t *ret_micro)
 {
-    for (uint32_t m = sim_worker_index(s, w); m < sim_micros(s, w->step); m += s->config.workers)
+    for (uint32_t m = sim_worker_index(s, w); m < sim_worker_micros(s, w); m += s->config.workers)
         if ((w->computed >> m & 1) == 0) {
             *ret_micro = m;
             return true;
@@ -286,9 +291,12 @@ static bool run_board(struct sim *s, struct sim_worker *w)
     return true;
 }
 
+/* As owner 0 has completed it, once it has. */
 static struct decision own_put(const struct sim *s, const struct sim_worker *w)
 {
-    return sim_put_of(s, w->step, w->has_last ? &w->last : NULL);
+    struct decision d = sim_put_of(s, w->step, w->has_last ? &w->last : NULL);
+    d.micro_batches = w->ask_owner > 0 ? w->put_micros : 0;
+    return d;
 }
 
 /* The values are there; owner 0 has to agree, then the others are told. */
@@ -309,12 +317,14 @@ static bool run_putting(struct sim *s, struct sim_worker *w)
 static void put_answered(struct sim *s, struct sim_worker *w, const struct sim_msg *msg)
 {
     const struct sim_reply *r = &msg->reply;
-    const struct decision own = own_put(s, w);
     if (!w->asking || msg->daemon != w->ask_owner)
         return;
     w->asking = false;
     if (r->status == SHD_ERESET)
         return; /* the model went back */
+    struct decision own = own_put(s, w);
+    if (r->status == SHD_OK && w->ask_owner == 0)
+        own.micro_batches = w->put_micros = r->committed.decision.micro_batches;
     if (r->status == SHD_EBUSY && w->ask_owner == 0) {
         w->no_put = true;
         next_work(s, w);
@@ -386,7 +396,7 @@ static void computed(struct sim *s, struct sim_worker *w, uint64_t what)
 static bool give(struct sim *s, struct sim_worker *w, uint32_t owner)
 {
     struct sim_link *l = &w->link[owner];
-    const struct sim_batch data = { w->step, w->rewound };
+    const struct sim_batch data = { w->step, w->rewound, sim_worker_micros(s, w) };
     for (; l->give_unit > w->spoilt_from; l->give_unit--) {
         const uint32_t unit = l->give_unit - 1;
         struct sim_request q = { .kind = SIM_RETURN,
@@ -496,7 +506,11 @@ static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg
         return;
     if (status == SHD_OK && r->kind == SIM_PREPARE) {
         struct wire_prepared prepared = r->prepared;
-        prepared.settings.data = (const uint8_t *)r->settings;
+        struct settings set = { .count = prepared.settings.bytes > 0 ? SIM_SETTINGS : 0 };
+        memcpy(set.numbers, r->settings, set.count * sizeof *set.numbers);
+        const struct settings_bytes b = settings_pack(&set);
+        prepared.settings = (struct wire_bytes){ b.old, b.old_bytes };
+        prepared.settings_more = (struct wire_bytes){ b.more, b.more_bytes };
         prepared.guard.data = (const uint8_t *)r->limits;
         status = turn_prepared(w->turn, msg->daemon, &prepared, &e);
     }

@@ -138,6 +138,21 @@ TEST(settings_of_a_step_that_is_decided_without_them_are_found)
     expect_found(17, "calm", "P1 P3");
 }
 
+TEST(micro_batches_of_another_step_are_found)
+{
+    expect_found(40, "calm", "P1 P2 P3 P4 CHECK");
+}
+
+TEST(micro_batches_that_each_owner_says_are_found)
+{
+    expect_found(41, "calm", "P1 P2 P3 P4 CHECK");
+}
+
+TEST(micro_batches_that_a_successor_does_not_know_are_found)
+{
+    expect_found(42, "daemons", "P1 P2 P3 P4 CHECK");
+}
+
 TEST(copy_that_begins_in_the_middle_of_an_update_is_found)
 {
     expect_found(30, "calm", "P1");
@@ -265,7 +280,7 @@ TEST(settings_that_do_not_go_back_are_found)
 
 TEST(rewind_taken_for_known_is_found)
 {
-    expect_found_back(71, "workers", "P1 P2 P4");
+    expect_found_back(71, "daemons", "P1 P2 P3 P4");
 }
 
 TEST(decision_passed_on_in_whatever_attempt_is_found)

@@ -61,6 +61,7 @@ static void read_settings(const json_t *s, struct doc_model *m)
     const json_t *next = json_object_get(s, "next");
     const char *key;
     json_t *v;
+    size_t i;
     json_object_foreach(json_object_get(s, "now"), key, v)
     {
         add_setting(m, key, json_object_get(v, "value"), "since step", number(v, "from"));
@@ -68,6 +69,13 @@ static void read_settings(const json_t *s, struct doc_model *m)
     json_object_foreach(json_object_get(next, "settings"), key, v)
     {
         add_setting(m, key, v, "from step", number(next, "from"));
+    }
+    json_array_foreach(json_object_get(s, "later"), i, next)
+    {
+        json_object_foreach(json_object_get(next, "settings"), key, v)
+        {
+            add_setting(m, key, v, "from step", number(next, "from"));
+        }
     }
 }
 

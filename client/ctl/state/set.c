@@ -29,13 +29,18 @@ static const char set_more[] = VERB_WHERE
     "  lr_scale.GROUP=X      times the workers' learning rate, instead of the spec's lr_scale\n"
     "  weight_decay.GROUP=X\n"
     "  betas.GROUP=X,Y       or beta1.GROUP=X, beta2.GROUP=Y; of SGD momentum.GROUP=X\n"
+    "  eps.GROUP=X           of AdamW\n"
     "  clip_norm=X           of all gradients together; 0: do not clip\n"
+    "  micro_batches=N       of a step, from the step after the open one on; at most the spec's\n"
+    "                        micro_batches_max, and a multiple of its accumulate\n"
     "  ...=spec              not set any more: as the spec and the workers say\n"
+    "  ...=now               what waits of it for its step is given up (with --at: of that step)\n"
     "  guard=go-on           alone: what the model's guard has stopped is trained again\n"
     "\n"
     "examples:\n"
     "  shardctl set gpt lr_scale.decay=0.5 weight_decay.decay=0.05\n"
     "  shardctl set clip_norm=1 --at 2000    from step 2000 on, as `shardctl status` counts\n"
+    "  shardctl set gpt micro_batches=16 --at 5000\n"
     "  shardctl set gpt --show\n"
     "\nexit code 1: nothing was changed; the reason is on stderr\n";
 
@@ -56,12 +61,24 @@ static void print_value(const char *key, const json_t *value)
     printf("  %s=%s", text_clean(key, name, sizeof name), number);
 }
 
+static void print_waits(const json_t *next)
+{
+    const json_t *v;
+    const char *key;
+    json_object_foreach(json_object_get(next, "settings"), key, v)
+    {
+        print_value(key, v);
+        printf("  waits for step %" JSON_INTEGER_FORMAT "\n",
+               json_integer_value(json_object_get(next, "from")));
+    }
+}
+
 static void print_settings(const char *model, const json_t *root)
 {
     const json_t *next = json_object_get(root, "next"), *v;
     json_t *now = json_object_get(root, "now");
-    json_t *waits = json_object_get(next, "settings");
     const char *key;
+    size_t i;
     printf("%s: %s\n", model, json_object_size(now) == 0 ? "nothing is set" : "set is");
     json_object_foreach(now, key, v)
     {
@@ -69,11 +86,10 @@ static void print_settings(const char *model, const json_t *root)
         printf("  from step %" JSON_INTEGER_FORMAT " on\n",
                json_integer_value(json_object_get(v, "from")));
     }
-    json_object_foreach(waits, key, v)
+    print_waits(next);
+    json_array_foreach(json_object_get(root, "later"), i, next)
     {
-        print_value(key, v);
-        printf("  waits for step %" JSON_INTEGER_FORMAT "\n",
-               json_integer_value(json_object_get(next, "from")));
+        print_waits(next);
     }
 }
 

@@ -292,6 +292,13 @@ class Model(_Open):
         return lib.shd_micro_batches(self.handle)
 
     @property
+    def micro_batches_max(self) -> int:
+        """The most that a step can have, by the spec or as it is set."""
+        spec = json.loads(self.spec)
+        number = spec['micro_batches']
+        return spec.get('micro_batches_max') or (number if isinstance(number, int) else max(n for _, n in number))
+
+    @property
     def path(self) -> int:
         return lib.shd_path(self.handle)
 
@@ -435,10 +442,11 @@ class Model(_Open):
             raise errors.Misuse(f"no array '{name}': one of {', '.join(ARRAYS)}")
         return ARRAYS.index(name)
 
-    def set(self, settings: str, at: int = 0) -> int:
-        """Change hyperparameters with moments kept, as shd_model_set(): 'lr_scale.GROUP=0.5 clip_norm=1', or JSON. The
-        step from which on it is in force: `at`, or the first that can be."""
+    def set(self, settings: str | dict[str, Any], at: int = 0) -> int:
+        """Change hyperparameters with moments kept, as shd_model_set(): 'lr_scale.GROUP=0.5 micro_batches=8', or a dict, or
+        that as JSON. The step from which on it is in force: `at`, or the first that can be."""
         start = ctypes.c_uint64()
+        settings = settings if isinstance(settings, str) else json.dumps(settings)
         self.session.call(lib.shd_model_set, self.handle, settings.encode(), at, ctypes.byref(start))
         return start.value
 

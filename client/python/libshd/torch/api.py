@@ -31,7 +31,7 @@ def place_of(accumulate: int) -> Place:
 
 def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy = ZeRO3(),
           units: layout.Rule = 'auto', accumulate: int = 1, micro_batches: int = 0,
-          verify_every: int = 0, grads: str = 'stream', loss: str = 'mean', buffers: Which = 'auto',
+          micro_batches_max: int = 0, verify_every: int = 0, grads: str = 'stream', loss: str = 'mean', buffers: Which = 'auto',
           init: Optional[Callable[[nn.Module], None]] = None,
           name: Optional[str] = None, address: Optional[str] = None, overlap: bool = True,
           publish: Optional[torch.dtype] = None, grad_dtype: Optional[torch.dtype] = None,
@@ -46,6 +46,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     accumulate  backward() calls in a step of one worker. As in plain PyTorch their gradients add up (divide
                 each loss by it); over workers they are averaged, as DDP does.
     micro_batches  for leases(): so many batches are a step, whoever computes them
+    micro_batches_max  with micro_batches: so many they can be set to be while the model trains (shardctl set MODEL
+                micro_batches=N); memory is laid out for it
     verify_every  with micro_batches: in each so-many-th step two workers compute one of them, and the daemons
                 compare the bits; who differs is named by log, status and metrics. Needs deterministic workers
     grads       'stream': a unit's gradient leaves during backward(). 'step': gradients stay in p.grad until
@@ -79,6 +81,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     check.check_choice('loss', loss, 'mean', 'sum')
     check.check_count('accumulate', accumulate, 1)
     check.check_count('micro_batches', micro_batches, 0)
+    check.check_count('micro_batches_max', micro_batches_max, 0)
     check.check_count('verify_every', verify_every, 0)
     check.check_dtype('publish', publish)
     check.check_dtype('grad_dtype', grad_dtype)
@@ -99,6 +102,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     if micro_batches and (accumulate > 1 or grads == 'step'):
         raise InvalidArgument('micro_batches is for leases(), where each backward() is one: leave out accumulate '
                               'and grads')
+    if micro_batches_max and not 0 < micro_batches <= micro_batches_max:
+        raise InvalidArgument(f'micro_batches_max={micro_batches_max}: give micro_batches, of leases(), at most as many')
     if verify_every and not micro_batches:
         raise InvalidArgument(f'verify_every={verify_every}: a fixed share is computed by nobody else; say '
                               'shard(micro_batches=…) and train by leases()')
@@ -115,7 +120,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
         unit.index = index
     dtype = layout.dtype_of(parts)
     spec = layout.spec_of(every, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
-                          grad_dtype, verify_every, guard, guard_audit)
+                          grad_dtype, verify_every, guard, guard_audit, micro_batches_max)
 
     def begin(session: Session) -> Engine:
         model = attach.open_model(session, spec, name, every, place.rank == 0, timeout, init, restore)

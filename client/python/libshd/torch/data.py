@@ -15,12 +15,13 @@ class Sampler(torch.utils.data.Sampler):
     """Batches of this worker, from the open step on, for ever: DataLoader(data, batch_sampler=Sampler(…)).
 
     The step's batches are those of its micro-batches; each epoch is a permutation of its own. What a killed
-    worker's successor draws, and what other numbers of workers draw, are the same batches.
+    worker's successor draws, and what other numbers of workers draw, are the same batches. Where a step can have
+    more micro-batches than it has (shard(micro_batches_max=)), those of the others are left out.
     """
 
     def __init__(self, module: nn.Module, data: Sized, batch_size: int, *, seed: int = 0, shuffle: bool = True):
         self.engine, self.count, self.size = engine_of(module), len(data), batch_size
-        self.seed, self.shuffle, self.micros = seed, shuffle, self.engine.model.micro_batches
+        self.seed, self.shuffle, self.micros = seed, shuffle, self.engine.model.micro_batches_max
         check_count('batch_size', batch_size, 1)
         if batch_size > self.count:
             raise InvalidArgument(f'batch_size={batch_size}: there are {self.count} samples')

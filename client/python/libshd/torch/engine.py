@@ -367,6 +367,11 @@ class Engine:
         if self.sealed:
             raise Misuse('backward() while the step is being ended: step() was broken off; call it once more, or '
                          'sd.reset(model) and compute the step again')
+        whole = self.place.world * self.place.accumulate
+        if not self.elastic and self.model.micro_batches != whole:
+            raise Misuse(f'a step has {self.model.micro_batches} micro-batches now (shardctl set MODEL micro_batches), and '
+                         f'{self.place.world} workers with accumulate={self.place.accumulate} compute {whole}: set that '
+                         'again, or train by leases(), which take any number')
         if self.backwards == self.place.accumulate:
             raise Misuse(f'backward() {self.backwards + 1} of a step with {self.place.accumulate}: say '
                          f"shard(accumulate={self.backwards + 1}) if each is a batch of its own, add up the losses of "

@@ -168,7 +168,8 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, micro_batches: int,
             publish: torch.dtype, grad_dtype: Optional[torch.dtype] = None,
-            verify_every: int = 0, guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False) -> str:
+            verify_every: int = 0, guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False,
+            micro_batches_max: int = 0) -> str:
     """The model's specification, in JSON (docs/protocol.md)."""
     # Rates are those of each step, so the specification has none. As in PyTorch, what had no gradient stays.
     groups: list[dict[str, Any]] = [{'name': f'group{at}', 'idle': 'skip'}
@@ -177,6 +178,8 @@ def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, 
         groups.append({'name': f'group{len(groups)}', 'optimizer': {'kind': 'mean'}})
     rules = {'verify_every': verify_every} if verify_every else {}  # older daemons do not know these fields
     rules |= {'guard_audit': True} if guard_audit else {}
+    if micro_batches_max > micro_batches:
+        rules['micro_batches_max'] = micro_batches_max
     return json.dumps(rules | ({'guard': list(guard)} if guard else {}) | {
         'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[publish],
         'grad_dtype': DTYPES[grad_dtype or torch.float32], 'optimizer': optimizer_spec(optimizer), 'groups': groups,

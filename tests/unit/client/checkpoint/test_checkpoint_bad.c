@@ -113,8 +113,8 @@ TEST(broken_files_are_named)
     with_damage(s, "rm shardd.json && mkdir shardd.json", SHD_EINVAL, "not a regular file");
     with_damage(s, "echo '{' > shardd.json", SHD_EINVAL, "shardd.json");
     with_damage(s, "echo '[]' > shardd.json", SHD_EINVAL, "field 'format'");
-    with_damage(s, UNSUMMED "sed -i 's/\"format\": 1/\"format\": 5/' shardd.json", SHD_ENOTSUP,
-                "format 5");
+    with_damage(s, UNSUMMED "sed -i 's/\"format\": 1/\"format\": 6/' shardd.json", SHD_ENOTSUP,
+                "format 6");
     with_damage(s, UNSUMMED "sed -i 's/\"format\": 1/\"format\": 3/' shardd.json", SHD_EINVAL,
                 "field 'settings'");
     with_damage(s, UNSUMMED "sed -i 's/\"format\": 1/\"format\": 2/' shardd.json", SHD_EINVAL,

@@ -107,6 +107,11 @@ class Calls(unittest.TestCase):
         self.assertEqual(list((ctypes.c_float * 3).from_address(model.acquire(0))), [1.5, 1, 0.5])
         with self.assertRaisesRegex(self.shd.InvalidArgument, 'lr_scale multiplies it'):
             model.set('lr=1')
+        self.assertEqual((model.set({'clip_norm': 2}, at=5), model.set({'micro_batches': 1}), model.micro_batches_max),
+                         (5, 2, 1))
+        self.assertEqual([row['from'] for row in model.settings['later']], [3, 5])
+        model.set('clip_norm=now momentum=now micro_batches=now')
+        self.assertIsNone(model.settings['next'])
 
     def test_an_error_is_an_exception_with_the_librarys_words(self):
         with self.assertRaisesRegex(self.shd.InvalidArgument, 'micro_batches') as raised:

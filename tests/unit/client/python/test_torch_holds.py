@@ -563,6 +563,26 @@ class Overtaken(unittest.TestCase):
             return sd.digest(module)
         self.assertEqual(len(set(run(work, 2))), 1)
 
+    def test_the_number_of_a_steps_batches_is_set_on_the_way(self):
+        """leases() hands out as many as the step has; what a sampler draws does not depend on who draws it when."""
+        def work(name):
+            module, opt = sd.shard(module := made(Normed), adamw(module), name=name, micro_batches=2, micro_batches_max=6)
+            opt.engine.model.set({'micro_batches': 5}, at=2)
+            sampler, seen = sd.Sampler(module, range(200), 2), {}
+            for step, micro in sd.leases(module, 4):
+                late = sd.Sampler(module, range(200), 2)  # as a worker that comes now
+                self.assertEqual(late.batch(step, micro), sampler.batch(step, micro))
+                seen[step, micro] = sampler.batch(step, micro)
+                module(1000 * step + micro).backward()
+                opt.step()
+            return sd.digest(module), seen
+        (digest, seen), = run(lambda: work('ramp-set-1'))
+        self.assertEqual(sorted(seen), [(step, micro) for step in range(4) for micro in range(2 if step < 2 else 5)])
+        self.assertEqual(len({index for batch in seen.values() for index in batch}), 28)
+        for same, others in run(lambda: work('ramp-set-2'), 2):
+            self.assertEqual(same, digest)
+            self.assertEqual(others, {key: seen[key] for key in others})
+
     def test_a_batch_without_data(self):
         def work():
             module, opt = sd.shard(module := made(Normed), adamw(module), name='no-data', micro_batches=4, timeout=30)

@@ -238,6 +238,17 @@ class Backwards(Case):
         self.assertIsNotNone(module.layers[0].weight.grad)
         opt.step()
 
+    def test_a_number_of_micro_batches_that_is_not_this_share(self):
+        module, opt = self.shard(accumulate=2)
+        opt.engine.model.set('micro_batches=1')  # of the next step on
+        for at in range(2):
+            module(self.X).backward()
+        opt.step()
+        self.refuses(module(self.X).backward, says=r'a step has 1 micro-batches now \(shardctl set.*accumulate=2 compute 2')
+        opt.engine.model.set('micro_batches=spec')
+        self.refuses(sd.shard, nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1)]), micro_batches=4, micro_batches_max=3,
+                     says='micro_batches_max=3', kind=libshd.InvalidArgument)
+
     def test_steps_without_gradients_and_dropped_ones(self):
         module, opt = self.shard()
         self.refuses(opt.step, says='without a backward')

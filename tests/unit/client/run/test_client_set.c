@@ -177,6 +177,40 @@ TEST(owners_and_workers_make_no_difference)
         }
 }
 
+/* eps is as another spec would have it, from the step on that is named. */
+TEST(eps_is_what_another_spec_would_have_said)
+{
+    static const char small[] =
+        "\"kind\": \"adamw\", \"beta1\": 0.9, \"beta2\": 0.95, \"eps\": 1e-3",
+                      torch[] = "\"kind\": \"adamw\", \"order\": \"torch\", \"eps\": 1e-8",
+                      torch_small[] = "\"kind\": \"adamw\", \"order\": \"torch\", \"eps\": 1e-3";
+    const char *const optimizers[][2] = { { TOY_ADAMW, small }, { torch, torch_small } };
+    for (size_t i = 0; i < ARRAY_SIZE(optimizers); i++)
+        for (int owners = 1; owners <= 3; owners += 2) {
+            struct shd_err e = { 0 };
+            char want[65], two[65], got[65];
+            toy_reference(toy_spec("f32", optimizers[i][1]), 3, want);
+            fixture_start(&daemons, owners, NULL);
+            shd_session *s = attach(PATIENT_MS);
+            shd_model *m = open_toy(s, toy_spec("f32", optimizers[i][0]));
+            EXPECT_EQ(set_ok(m, "eps=1e-3", 0), 0);
+            train_steps(m, 3);
+            expect_digest(m, want);
+            EXPECT_EQ(set_ok(m, "eps.plain=spec", 4), 4); /* of one group, from a step on */
+            train_steps(m, 2);
+            digest_of(m, two);
+            shd_close(s);
+            fixture_stop(&daemons);
+            EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
+            m = open_toy(s, toy_spec("f32", optimizers[i][1]));
+            set_ok(m, "eps.plain=1e-8", 4);
+            train_steps(m, 5);
+            digest_of(m, got);
+            EXPECT_STR(got, two);
+            shd_close(s);
+        }
+}
+
 /* A worker whose rates are a schedule of its own, as PyTorch's are: what is set comes first, and
  * lr_scale multiplies. */
 TEST(it_comes_before_what_the_worker_says)
@@ -236,8 +270,8 @@ TEST(change_survives_whatever_dies)
 #define STORM 40u
 
 static const char *const storm_changes[] = {
-    "lr_scale.decay=0.5",     "betas=0.8,0.9 clip_norm=0.3",
-    "weight_decay.plain=0.2", "lr_scale=spec clip_norm=0",
+    "lr_scale.decay=0.5",     "betas=0.8,0.9 clip_norm=0.3",     "micro_batches=2",
+    "weight_decay.plain=0.2", "lr_scale=spec clip_norm=0",       "micro_batches=3 eps.decay=1e-3",
     "beta1.decay=0.7",        "weight_decay=0 lr_scale.plain=2",
 };
 
@@ -275,11 +309,11 @@ static void storm_reference(const uint64_t *from, char ret_hex[65])
     shd_session *s;
     EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
     shd_model *m = open_toy(s, spec());
+    for (size_t i = 0; i < ARRAY_SIZE(storm_changes); i++)
+        EXPECT_EQ(set_ok(m, storm_changes[i], from[i]), from[i]);
     for (uint64_t step = 0; step < STORM; step++) {
-        for (size_t i = 0; i < ARRAY_SIZE(storm_changes); i++)
-            if (from[i] == step)
-                EXPECT_EQ(set_ok(m, storm_changes[i], 0), step);
-        train_steps(m, 1);
+        const struct shd_update update = toy_update(step);
+        EXPECT_OK(step_with(m, toy_all_micros, shd_micro_batches(m), &update, &e), &e);
     }
     digest_of(m, ret_hex);
     shd_close(s);

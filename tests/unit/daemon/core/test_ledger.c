@@ -291,14 +291,28 @@ TEST(what_is_being_gone_back_from_is_not_looked_at)
     EXPECT(ledger_rewinding(&adopted, &step) && step == 1);
     const uint64_t updates[UNITS] = { 1, 0, 1 };
     struct rewind_record record = { .step = 1, .record = { .step = 0, .updates = 1 } };
+    struct rewind_more more = { .chosen = { .micro_batches = 3, .returns = 2 } };
     fixsum_init(&record.record.sum);
     fixsum_carry(&record.record.sum);
-    step_rewind_done(&adopted, &record, updates, (const uint8_t *)"");
+    step_rewind_done(&adopted, &record, &more, updates, (const uint8_t *)"");
     EXPECT(!ledger_rewinding(&adopted, &step));
     EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
     EXPECT(ledger_round(&adopted) == 1 + 8 && adopted.rewind->last == 9);
     EXPECT(ledger_unit_updates(&adopted, 0) == 1 && ledger_unit_updates(&adopted, 1) == 0);
+    EXPECT(adopted.chosen[1].micro_batches == 3 && adopted.chosen[1].returns == 2);
     free(l.head);
+}
+
+/* As a build of version 6 or 7 would have laid it out: settings, then guard and rewind. */
+static void make_old(struct ledger *l, uint32_t version, uint64_t *bytes)
+{
+    uint8_t *base = (uint8_t *)l->head, *set = (uint8_t *)l->guard;
+    uint64_t end = layout_align((uint64_t)(set - base) + sizeof(struct ledger_set), 128);
+    if (version == 7)
+        end = layout_align(end + sizeof(struct ledger_guard), 128) + sizeof(struct ledger_rewind);
+    l->head->version = version;
+    l->head->bytes = *bytes = layout_align(end, SHD_PAGE_BYTES);
+    memset(set, 0, *bytes - (uint64_t)(set - base));
 }
 
 /* A build of version 6 knows none. */
@@ -307,9 +321,7 @@ TEST(ledger_of_an_older_build_has_no_rewinds)
     uint64_t bytes, step;
     struct ledger l = make(&bytes), adopted;
     struct shd_err e = { 0 };
-    l.head->version = 6;
-    l.head->bytes = layout_align((uint64_t)((uint8_t *)l.rewind - (uint8_t *)l.head),
-                                 SHD_PAGE_BYTES);
+    make_old(&l, 6, &bytes);
     EXPECT_OK(ledger_adopt(&adopted, l.head, l.head->bytes, &e), &e);
     EXPECT(adopted.rewind == NULL && adopted.set != NULL && !ledger_rewinding(&adopted, &step));
     free(l.head);
@@ -322,9 +334,7 @@ TEST(ledger_of_an_older_build_has_no_audits)
     struct ledger l = make(&bytes), adopted;
     struct shd_err e = { 0 };
     struct decision d = { .skip = true, .guard = { .what = 1, .stop = true, .bound = 1 } };
-    l.head->version = 7;
-    l.head->bytes = layout_align((uint64_t)((uint8_t *)l.audit - (uint8_t *)l.head),
-                                 SHD_PAGE_BYTES);
+    make_old(&l, 7, &bytes);
     EXPECT_OK(ledger_adopt(&adopted, l.head, l.head->bytes, &e), &e);
     EXPECT(adopted.audit == NULL && adopted.back == NULL && adopted.rewind != NULL);
     EXPECT(ledger_decision_room(&adopted, &d));
@@ -594,7 +604,9 @@ TEST(settings_that_are_none_are_refused)
     struct shd_err e = { 0 };
     for (size_t i = 0; i < 4 + ARRAY_SIZE(bad); i++) {
         struct ledger l = make(&bytes);
-        struct settings_kept *kept = &l.set->kept[1];
+        make_old(&l, 7, &bytes);
+        EXPECT_OK(ledger_adopt(&l, l.head, bytes, &e), &e);
+        struct settings_old_kept *kept = &l.set->kept[1];
         l.set->kept[0].now.count = 77; /* not the one that counts */
         atomic_store(&l.set->given, 3);
         kept->now.count = kept->next.count = 1 + SETTINGS_RATES;
@@ -605,7 +617,7 @@ TEST(settings_that_are_none_are_refused)
         if (i == 0)
             kept->now.numbers[0] = SETTINGS_BACK;
         else if (i == 1)
-            kept->now.count = SETTINGS_MAX + SETTINGS_RATES;
+            kept->now.count = SETTINGS_OLD_MAX + SETTINGS_RATES;
         else if (i == 2)
             kept->next.count = 2;
         else if (i == 3)
@@ -613,6 +625,113 @@ TEST(settings_that_are_none_are_refused)
         else
             kept->next.numbers[4] = bad[i - 4];
         expect_refused(&l, bytes, "ledger's settings", SHD_ESEGMENT);
+    }
+}
+
+static struct settings settings_of_one(uint32_t index, double x)
+{
+    struct settings s = { .count = settings_count(1) };
+    for (uint32_t i = 0; i < s.count; i++)
+        s.numbers[i] = i == index ? x : (double)NAN;
+    return s;
+}
+
+static int give(struct ledger *l, uint32_t index, double x, uint64_t from, struct shd_err *e)
+{
+    struct settings_kept room = { .waiting = 0 }, after;
+    const struct settings change = settings_of_one(index, x);
+    const struct settings_when when = { 2, 3, from, 0 };
+    uint64_t ignored;
+    const struct settings_kept *kept = ledger_settings(l, &room);
+    EXPECT(kept != NULL);
+    EXPECT_OK(settings_give(kept, &change, &when, &after, &ignored, e), e);
+    return ledger_settings_keep(l, &after, e);
+}
+
+/* One of an older build keeps what it has room for, as that build does, and nothing else. */
+TEST(older_ledgers_keep_the_settings_that_they_have_room_for)
+{
+    uint64_t bytes;
+    struct shd_err e = { 0 };
+    struct settings_kept room;
+    struct settings s;
+    for (uint32_t version = 6; version <= 8; version++) {
+        struct ledger l = make(&bytes);
+        if (version < 8)
+            make_old(&l, version, &bytes);
+        EXPECT_OK(ledger_adopt(&l, l.head, bytes, &e), &e);
+        EXPECT((l.set != NULL) == (version < 8) && (l.settings != NULL) == (version == 8));
+        EXPECT_OK(give(&l, 1, 0.5, 3, &e), &e);
+        EXPECT_OK(give(&l, SETTINGS_CLIP_NORM, 2, 3, &e), &e);
+        EXPECT_OK(ledger_adopt(&l, l.head, bytes, &e), &e);
+        const int want = version < 8 ? SHD_ENOTSUP : SHD_OK;
+        EXPECT_STATUS(give(&l, 2, 0.25, 9, &e), want); /* for another step */
+        EXPECT_STATUS(give(&l, setting_micros(1), 2, 3, &e), want);
+        EXPECT_STATUS(give(&l, setting_eps(1, 0), 1e-3, 3, &e), want);
+        if (version < 8)
+            EXPECT_HAS(e.text, "no room for micro_batches, eps, or changes");
+        EXPECT_OK(ledger_adopt(&l, l.head, bytes, &e), &e);
+        const struct settings_kept *kept = ledger_settings(&l, &room);
+        EXPECT(kept != NULL);
+        EXPECT_EQ(kept->waiting, version < 8 ? 2 : 5);
+        settings_at(kept, 2, &s, NULL);
+        EXPECT_EQ(s.count, 0);
+        settings_at(kept, 3, &s, NULL);
+        EXPECT(setting_get(&s, 1) == 0.5 && setting_get(&s, SETTINGS_CLIP_NORM) == 2);
+        EXPECT_EQ(settings_micro_batches(kept, 3), version < 8 ? 0 : 2);
+        free(l.head);
+    }
+}
+
+TEST(settings_of_this_version_that_are_none_are_refused)
+{
+    uint64_t bytes;
+    struct shd_err e = { 0 };
+    for (int i = 0; i < 8; i++) {
+        struct ledger l = make(&bytes), adopted;
+        EXPECT_OK(give(&l, 1, 0.5, 3, &e), &e);
+        EXPECT_OK(give(&l, 1, 0.25, 9, &e), &e);
+        EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+        struct settings_kept *kept = &l.settings->kept[atomic_load(&l.settings->given) & 1];
+        if (i == 0)
+            kept->now.count = SETTINGS_MAX + 5;
+        else if (i == 1)
+            kept->now.count -= 1;
+        else if (i == 2)
+            kept->waiting = SETTINGS_WAITS_MAX + 1;
+        else if (i == 3)
+            kept->waits[1].index = kept->now.count;
+        else if (i == 4)
+            kept->waits[1].from = 2; /* before the one before it */
+        else if (i == 5)
+            kept->waits[1].from = LEDGER_STEP_MAX + 1;
+        else if (i == 6)
+            kept->waits[1].value = SETTINGS_STAY;
+        else
+            kept->now.numbers[setting_micros(1)] = 1.5;
+        expect_refused(&l, bytes, "ledger's settings", SHD_ESEGMENT);
+    }
+}
+
+TEST(micro_batches_of_a_decision_that_cannot_be_are_refused)
+{
+    uint64_t bytes;
+    struct shd_err e = { 0 };
+    for (int i = 0; i < 4; i++) {
+        struct ledger l = make(&bytes), adopted;
+        struct ledger_chosen *chosen = &l.chosen[0]; /* of two commits */
+        *chosen = (struct ledger_chosen){ .micro_batches = SHD_MICROS_MAX, .eps_count = 1 };
+        chosen->eps[0] = (double)NAN;
+        EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+        if (i == 0)
+            chosen->micro_batches = SHD_MICROS_MAX + 1;
+        else if (i == 1)
+            chosen->returns = l.head->micros + 1;
+        else if (i == 2)
+            chosen->eps_count = DECISION_GROUPS_MAX + 1;
+        else
+            chosen->eps[0] = 0;
+        expect_refused(&l, bytes, "ledger's last decision", SHD_ESEGMENT);
     }
 }
 

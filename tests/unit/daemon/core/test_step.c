@@ -619,6 +619,7 @@ TEST(what_was_given_up_is_told_by_its_attempt)
 {
     static struct shell sh;
     struct rewind_record record;
+    struct rewind_more more;
     uint64_t updates[2];
     uint8_t *blob = malloc(LEDGER_BLOB_BYTES);
     struct step_actions actions;
@@ -628,7 +629,7 @@ TEST(what_was_given_up_is_told_by_its_attempt)
     for (uint64_t step = 0; step < 4; step++) {
         struct decision d;
         if (step == 2)
-            step_rewind_take(sh.core, &record, updates, blob);
+            step_rewind_take(sh.core, &record, &more, updates, blob);
         random_step(&sh, step);
         EXPECT_OK(commit(&sh, step, /* skip= */ false, &d), &e);
         finish_all(&sh);
@@ -638,7 +639,7 @@ TEST(what_was_given_up_is_told_by_its_attempt)
     EXPECT_STATUS(step_rewind(sh.core, 2, before + 2, &e), SHD_ERANGE); /* its round was there */
     EXPECT_OK(step_rewind(sh.core, 2, 0, &e), &e);
     EXPECT_OK(step_rewind_drop(sh.core, &actions), &e);
-    step_rewind_done(&sh.ledger, &record, updates, blob);
+    step_rewind_done(&sh.ledger, &record, &more, updates, blob);
     sh.core = step_init(sh.memory, &sh.ledger, NULL);
     EXPECT(step_now(sh.core) == 2 && step_updates(sh.core) == 2);
     EXPECT(step_attempt(sh.core) > before + 2);
@@ -659,6 +660,7 @@ static const struct guard going_back = {
 
 struct kept_step { /* to go back to */
     struct rewind_record record;
+    struct rewind_more more;
     uint64_t updates[2];
     uint8_t *blob; /* [LEDGER_BLOB_BYTES] */
 };
@@ -707,7 +709,7 @@ static void go_back(struct shell *sh, const struct kept_step *to)
     struct shd_err e;
     EXPECT_OK(step_rewind(sh->core, to->record.step, 0, &e), &e);
     EXPECT_OK(step_rewind_drop(sh->core, &actions), &e);
-    step_rewind_done(&sh->ledger, &to->record, to->updates, to->blob);
+    step_rewind_done(&sh->ledger, &to->record, &to->more, to->updates, to->blob);
     sh->sealed = sh->opened = (uint32_t)to->record.step;
     for (uint32_t u = 0; u < sh->units; u++)
         sh->version[u] = to->record.step;
@@ -716,7 +718,8 @@ static void go_back(struct shell *sh, const struct kept_step *to)
 
 static void keep_step(struct shell *sh, struct kept_step *ret_kept)
 {
-    step_rewind_take(sh->core, &ret_kept->record, ret_kept->updates, ret_kept->blob);
+    step_rewind_take(sh->core, &ret_kept->record, &ret_kept->more, ret_kept->updates,
+                     ret_kept->blob);
 }
 
 /* Every step is above the limit: each is gone back for once, and skipped then; as many as there are

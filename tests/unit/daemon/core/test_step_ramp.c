@@ -1,16 +1,21 @@
 /* The step core where steps have different numbers of micro-batches: what is taken and refused, and
  * what a successor knows of them, at each point of the step that changes the number. */
+#include <math.h>
+
 #include "daemon/core/ledger.h"
 #include "daemon/core/step_commit.h"
 #include "daemon/core/step_init.h"
+#include "daemon/core/step_set.h"
 #include "proto/base/check.h"
 #include "proto/spec/ramp.h"
+#include "proto/spec/settings.h"
 #include "tests/lib/test.h"
 
 #define UNITS 2u
 #define MOST  6u
 
 static const struct ramp ramp = { 2, { { 0, 2 }, { 1, 4 } } };
+static const uint32_t one_group = 1;
 
 struct rig {
     struct ledger ledger;
@@ -108,16 +113,33 @@ static void finish_all(void)
         finish_one();
 }
 
-static void commit(uint64_t step)
+static int try_commit(uint64_t step, uint32_t micro_batches, struct decision *ret_counts)
 {
-    const struct decision d = { .scale = 1, .lr = 1 };
-    struct decision counts = { 0 };
+    const struct decision d = { .scale = 1, .lr = 1, .micro_batches = micro_batches };
     struct step_actions actions;
     enum step_committed how;
-    EXPECT_OK(
-        step_commit(rig.core, step, &d, (struct step_blob){ NULL, 0 }, &counts, &how, &actions, &e),
-        &e);
-    carry_out(&actions);
+    const int r = step_commit(rig.core, step, &d, (struct step_blob){ NULL, 0 }, ret_counts, &how,
+                              &actions, &e);
+    if (r == SHD_OK)
+        carry_out(&actions);
+    return r;
+}
+
+static void commit(uint64_t step)
+{
+    struct decision counts = { 0 };
+    EXPECT_OK(try_commit(step, 0, &counts), &e);
+}
+
+static uint64_t set(uint32_t micros, uint64_t at)
+{
+    struct settings change = { .count = settings_count(one_group) };
+    uint64_t from = UINT64_MAX;
+    for (uint32_t i = 0; i < change.count; i++)
+        change.numbers[i] = (double)NAN;
+    change.numbers[setting_micros(one_group)] = micros > 0 ? micros : SETTINGS_BACK;
+    EXPECT_OK(step_set(rig.core, &change, at, 0, &from, &e), &e);
+    return from;
 }
 
 static void give_all(uint64_t step, uint32_t micros)
@@ -196,6 +218,77 @@ TEST(larger_step_begins_while_the_smaller_one_is_applied)
     }
 }
 
+/* Owner 0 says what is set in the commit of the step before, whatever it was sent, and a successor
+ * goes on with it at each point. */
+TEST(number_that_is_set_is_said_by_owner_0_in_the_commit_before)
+{
+    for (uint32_t crash = 0; crash < 6; crash++) {
+        struct decision counts = { 0 };
+        struct step_prepared p;
+        start();
+        EXPECT_EQ(set(5, 0), 1);
+        EXPECT_EQ(step_returns(rig.core), 2);
+        if (crash == 1)
+            start_core();
+        give_all(0, 2);
+        EXPECT_OK(step_prepare(rig.core, 0, &p, &e), &e);
+        EXPECT(p.settings == NULL); /* nothing that this step is decided with */
+        EXPECT_EQ(set(3, 0), 1);    /* prepared or not, the commit has not said it */
+        if (crash == 2) {
+            start_core();
+            finish_all();
+        }
+        EXPECT_OK(try_commit(0, 6, &counts), &e);
+        EXPECT_EQ(counts.micro_batches, 3);
+        EXPECT_EQ(set(1, 0), 2); /* now it is */
+        if (crash == 3)
+            start_core();
+        EXPECT_EQ(step_returns(rig.core), 3);
+        EXPECT_EQ(step_returns_before(rig.core), 2);
+        EXPECT_STATUS(give(1, 0, 3), SHD_ERANGE);
+        EXPECT_OK(give(1, 0, 2), &e);
+        finish_all();
+        if (crash == 4)
+            start_core();
+        EXPECT_OK(try_commit(0, 6, &counts), &e); /* again: as it is on record */
+        EXPECT_EQ(counts.micro_batches, 3);
+        EXPECT_EQ(set(0, 3), 3);
+        give_all(1, 3);
+        EXPECT_EQ(step_phase(rig.core), STEP_SEALED);
+        commit(1);
+        finish_all();
+        EXPECT_EQ(step_returns(rig.core), 1);
+        EXPECT_EQ(step_returns_before(rig.core), 3);
+        give_all(2, 1);
+        commit(2);
+        if (crash == 5)
+            start_core();
+        EXPECT_EQ(step_returns(rig.core), 4); /* as the spec says again */
+        EXPECT_EQ(step_returns_before(rig.core), 1);
+        finish_all();
+        stop();
+    }
+}
+
+/* The others take what owner 0 has recorded, if it can be. */
+TEST(another_owner_takes_the_number_that_it_is_told)
+{
+    struct decision counts = { 0 };
+    start();
+    rig.ledger.head->owners = 2;
+    rig.ledger.head->owner = 1;
+    start_core();
+    set(1, 0); /* nobody sets it here: it says nothing of its own */
+    give_all(0, 2);
+    EXPECT_STATUS(try_commit(0, MOST + 1, &counts), SHD_EINVAL);
+    EXPECT_HAS(e.text, "with 7 micro-batches for the next one, of at most 6 times 1");
+    EXPECT_OK(try_commit(0, MOST, &counts), &e);
+    EXPECT_EQ(counts.micro_batches, MOST);
+    EXPECT_EQ(step_returns(rig.core), MOST);
+    finish_all();
+    stop();
+}
+
 /* A mean's sum is of the step's own number of values, not of those that the step could have. */
 TEST(mean_counts_the_steps_own_micro_batches)
 {
@@ -215,6 +308,13 @@ TEST(ledgers_numbers_must_be_the_models)
     rig.core = step_init(rig.memory, &rig.ledger, NULL);
     EXPECT_STATUS(step_ramp(rig.core, &less, 1, &e), SHD_ESEGMENT);
     EXPECT_HAS(e.text, "2 gradients of step 0, which has 1");
+    start_core();
+    finish_all();
+    commit(0);
+    rig.ledger.chosen[1].micro_batches = MOST + 1;
+    rig.core = step_init(rig.memory, &rig.ledger, NULL);
+    EXPECT_STATUS(step_ramp(rig.core, &ramp, 1, &e), SHD_ESEGMENT);
+    EXPECT_HAS(e.text, "decision of step 0 says 7 micro-batches for the next one, of at most 6");
     stop();
 }
 

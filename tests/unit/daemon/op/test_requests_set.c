@@ -6,7 +6,19 @@
 #include "proto/share/fdpass.h"
 #include "tests/lib/raw_client.h"
 
-#define NUMBERS 5u /* of a model with one group */
+#define NUMBERS 5u /* of a model with one group, */
+#define MORE    2u /* and behind them */
+
+static struct wire_request set_more(uint32_t handle, const double *more, size_t bytes)
+{
+    static double none[NUMBERS];
+    for (uint32_t i = 0; i < NUMBERS; i++)
+        none[i] = (double)NAN;
+    return (struct wire_request){ .type = WIRE_SET,
+                                  .set = { .model = handle,
+                                           .change = { (const uint8_t *)none, sizeof none },
+                                           .more = { (const uint8_t *)more, bytes } } };
+}
 
 static struct wire_request set_of(uint32_t handle, const double *numbers, size_t bytes)
 {
@@ -51,7 +63,7 @@ TEST(bad_changes_are_refused_and_change_nothing)
     expect_set(&r, handle + 1, numbers, whole, SHD_ENOENT, "no open model");
     expect_set(&r, handle, numbers, 0, SHD_EINVAL, "no setting is given");
     expect_set(&r, handle, numbers, whole - 8, SHD_EPROTO, "no settings");
-    expect_set(&r, handle, numbers, whole + 4 * 8, SHD_EINVAL, "has 5");
+    expect_set(&r, handle, numbers, whole + 4 * 8, SHD_EINVAL, "of 2 groups, model 'tiny' has 1");
     numbers[4] = 0.5; /* beta2, of SGD */
     expect_set(&r, handle, numbers, whole, SHD_EINVAL, "its optimizer is sgd");
     numbers[4] = -1;
@@ -68,6 +80,39 @@ TEST(bad_changes_are_refused_and_change_nothing)
     EXPECT_EQ(reply.type, WIRE_SET_ANSWER);
     EXPECT(memmem(reply.set_answer.json.data, reply.set_answer.json.bytes, "{\"now\":{},", 10) !=
            NULL);
+    trainer_step();
+    raw_close(&r);
+    trainer_stop(1);
+}
+
+/* Numbers that older builds do not know: micro_batches, and eps, which SGD does not have. */
+TEST(bad_micro_batches_are_refused_and_change_nothing)
+{
+    static struct raw r;
+    static const struct {
+        double more[MORE];
+        size_t count;
+        int status;
+        const char *why;
+    } cases[] = {
+        { { 1, NAN }, 1, SHD_EPROTO, "no settings" },
+        { { 1.5, NAN }, MORE, SHD_EPROTO, "no settings" },
+        { { -3, NAN }, MORE, SHD_EPROTO, "no settings" },
+        { { 0, NAN }, MORE, SHD_EPROTO, "no settings" },
+        { { 4097, NAN }, MORE, SHD_EPROTO, "no settings" },
+        { { 2, NAN }, MORE, SHD_ERANGE, "laid out for 1" },
+        { { NAN, 1e-3 }, MORE, SHD_EINVAL, "its optimizer is sgd" },
+    };
+    struct wire_reply reply;
+    trainer_start();
+    enter(&r, WIRE_LEVEL, WIRE_TRAINER);
+    const uint32_t handle = raw_attach(&r, 0);
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        const struct wire_request bad = set_more(handle, cases[i].more,
+                                                 cases[i].count * sizeof(double));
+        EXPECT_STATUS(raw_ask(&r, bad, &reply), cases[i].status);
+        EXPECT_HAS(reply.text, cases[i].why);
+    }
     trainer_step();
     raw_close(&r);
     trainer_stop(1);
@@ -102,6 +147,13 @@ TEST(worker_of_an_older_build_is_named_before_anything_is_set)
     EXPECT_HAS(e.text, "is of an older build, which knows no settings");
     raw_close(&old);
     EXPECT_SOON(shd_model_set(model, "clip_norm=1", 0, NULL, &e) == SHD_OK);
+    enter(&old, WIRE_LEVEL_AUDITS - 1, WIRE_TRAINER);
+    raw_attach(&old, 1);
+    EXPECT_OK(shd_model_set(model, "clip_norm=2", 0, NULL, &e), &e);
+    EXPECT_STATUS(shd_model_set(model, "micro_batches=1", 0, NULL, &e), SHD_ENOTSUP);
+    EXPECT_HAS(e.text, "which knows no micro_batches or eps that are set");
+    raw_close(&old);
+    EXPECT_SOON(shd_model_set(model, "micro_batches=1", 0, NULL, &e) == SHD_OK);
     trainer_stop(0);
 }
 
@@ -128,6 +180,27 @@ TEST(older_builds_are_not_given_a_step_without_its_settings)
     EXPECT_HAS(reply.text, "has settings, which the library that saves it does not know of");
     raw_close(&old);
     trainer_stop(0);
+}
+
+/* Nor the number of micro-batches of the step behind it: it would tell the others none. */
+TEST(older_builds_are_not_given_a_decision_without_its_micro_batches)
+{
+    static struct raw old;
+    struct wire_reply reply;
+    struct shd_err e = { 0 };
+    trainer_start();
+    EXPECT_OK(shd_model_set(model, "micro_batches=1", 0, NULL, &e), &e);
+    enter(&old, WIRE_LEVEL_AUDITS - 1, WIRE_TRAINER);
+    const uint32_t handle = raw_attach(&old, 0);
+    trainer_step();
+    const struct wire_request prepare = { .type = WIRE_PREPARE, .prepare = { .model = handle } };
+    EXPECT_STATUS(raw_ask(&old, prepare, &reply), SHD_ENOTSUP);
+    EXPECT_HAS(reply.text, "decision.micro_batches is of feature level");
+    const struct wire_request open = { .type = WIRE_OPEN_MODEL,
+                                       .open_model = { .name = "", .owners = 1 } };
+    EXPECT_STATUS(raw_ask(&old, open, &reply), SHD_ENOTSUP);
+    raw_close(&old);
+    trainer_stop(1);
 }
 
 /* -- FORK ---------------------------------------------------------------------------------------

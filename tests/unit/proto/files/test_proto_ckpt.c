@@ -256,7 +256,7 @@ TEST(a_shardd_json_that_lies_is_refused)
     char *text = put_sample(fd, &in);
     expect_refused(fd, text, "\"step\": 7", "\"step\": 8", SHD_EINVAL, "its own checksum");
     without_sum(text);
-    expect_refused(fd, text, "\"format\": 1", "\"format\": 5", SHD_ENOTSUP, "format 5");
+    expect_refused(fd, text, "\"format\": 1", "\"format\": 6", SHD_ENOTSUP, "format 6");
     expect_refused(fd, text, "\"format\": 1", "\"format\": 2", SHD_EINVAL, "'unit_updates'");
     expect_refused(fd, text, "\"step\": 7", "\"step\": -7", SHD_EINVAL, "'step'");
     expect_refused(fd, text, "\"step\": 7", "\"step\": 7.0", SHD_EINVAL, "'step'");
@@ -335,6 +335,49 @@ TEST(settings_are_read_again)
         expect_refused(fd, text, "\"now\"", "\"sha256\"", SHD_EINVAL, "damaged");
         free(text);
     }
+    dir_end(fd);
+}
+
+/* What builds of format 4 would leave out, or not know, is of a format that they refuse. */
+TEST(micro_batches_and_eps_that_are_set_are_read_again)
+{
+    static char texts[][120] = {
+        "{\"now\":{\"micro_batches\":{\"value\":8.0,\"from\":3}},\"next\":null}",
+        "{\"now\":{},\"next\":{\"from\":9,\"settings\":{\"eps.a\":1e-06}}}",
+        "{\"now\":{},\"next\":{\"from\":9,\"settings\":{}},\"later\":[]}",
+        "{\"now\":{\"clip_norm\":{\"value\":8.0,\"from\":3}},\"next\":null}",
+    };
+    const int fd = dir_new();
+    struct shd_err e = { 0 };
+    struct ckpt_info in = sample(), out;
+    for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
+        in.settings_json = texts[i];
+        char *text = put_sample(fd, &in);
+        EXPECT_HAS(text, i == 3 ? "\"format\": 3" : "\"format\": 5");
+        EXPECT_OK(ckpt_info_read(fd, &out, &e), &e);
+        EXPECT(out.settings_json != NULL && out.decision.micro_batches == 0);
+        ckpt_info_deinit(&out);
+        free(text);
+    }
+    in.settings_json = NULL;
+    in.decision.micro_batches = 8;
+    in.decision.eps_count = 2;
+    in.decision.eps[0] = (double)NAN;
+    in.decision.eps[1] = 0.375;
+    char *text = put_sample(fd, &in);
+    EXPECT_HAS(text, "\"format\": 5");
+    EXPECT_OK(ckpt_info_read(fd, &out, &e), &e);
+    EXPECT(decision_equal(&in.decision, &out.decision));
+    EXPECT(out.settings_json == NULL);
+    ckpt_info_deinit(&out);
+    without_sum(text);
+    expect_refused(fd, text, "\"micro_batches\": 8", "\"micro_batches\": 4097", SHD_EINVAL,
+                   "'decision'");
+    expect_refused(fd, text, "\"micro_batches\": 8", "\"micro_batches\": -1", SHD_EINVAL,
+                   "'decision'");
+    expect_refused(fd, text, "0.375", "-1", SHD_EINVAL, "'decision'");
+    expect_refused(fd, text, "0.375", "\"1\"", SHD_EINVAL, "'decision'");
+    free(text);
     dir_end(fd);
 }
 

@@ -7,18 +7,23 @@
 #include "proto/spec/spec_json.h"
 #include "tests/lib/test.h"
 
-static struct spec *spec_of(const char *optimizer, const char *groups)
+static struct spec *spec_with(const char *micro_batches, const char *optimizer, const char *groups)
 {
     char json[1000];
     struct spec *spec = NULL;
     struct shd_err e = { 0 };
     snprintf(json, sizeof json,
-             "{\"name\": \"m\", \"micro_batches\": 2, \"optimizer\": {%s}, \"groups\": [%s], "
+             "{\"name\": \"m\", \"micro_batches\": %s, \"optimizer\": {%s}, \"groups\": [%s], "
              "\"units\": [{\"name\": \"u\", \"tensors\": [{\"name\": \"t\", \"shape\": [8], "
              "\"group\": \"decay\"}]}]}",
-             optimizer, groups);
+             micro_batches, optimizer, groups);
     EXPECT_OK(spec_parse(json, strlen(json), &spec, &e), &e);
     return spec;
+}
+
+static struct spec *spec_of(const char *optimizer, const char *groups)
+{
+    return spec_with("2", optimizer, groups);
 }
 
 #define ADAMW  "\"kind\": \"adamw\""
@@ -35,20 +40,26 @@ static double number(const struct settings *s, uint32_t group, enum setting_rate
 TEST(text_and_json_say_the_same)
 {
     static const char *const texts[] = {
-        "lr_scale.decay=0.5 betas.no.de=cay=0.8,0.95\n clip_norm=1 weight_decay.decay=spec ",
+        "lr_scale.decay=0.5 betas.no.de=cay=0.8,0.95\n clip_norm=1 weight_decay.decay=spec "
+        "micro_batches=1 eps.no.de=cay=1e-6 lr_scale.no.de=cay=now",
         "{\"lr_scale.decay\": 0.5, \"betas.no.de=cay\": [0.8, 0.95], \"clip_norm\": 1, "
-        "\"weight_decay.decay\": null}",
+        "\"weight_decay.decay\": null, \"micro_batches\": 1, \"eps.no.de=cay\": 1e-6, "
+        "\"lr_scale.no.de=cay\": \"now\"}",
     };
     struct spec *spec = spec_of(ADAMW, GROUPS);
     struct shd_err e = { 0 };
     for (size_t i = 0; i < 2; i++) {
         struct settings s;
         EXPECT_OK(settings_parse(spec, texts[i], &s, &e), &e);
-        EXPECT_EQ(s.count, 9);
+        EXPECT_EQ(s.count, 12);
         EXPECT(number(&s, 0, SETTING_LR_SCALE) == 0.5 && number(&s, 1, SETTING_BETA1) == 0.8);
         EXPECT(number(&s, 1, SETTING_BETA2) == 0.95 && setting_get(&s, SETTINGS_CLIP_NORM) == 1);
         EXPECT(number(&s, 0, SETTING_WEIGHT_DECAY) == SETTINGS_BACK);
-        EXPECT(isnan(number(&s, 1, SETTING_LR_SCALE)) && isnan(number(&s, 0, SETTING_BETA1)));
+        EXPECT(isnan(number(&s, 0, SETTING_BETA2)) && isnan(number(&s, 0, SETTING_BETA1)));
+        EXPECT(setting_get(&s, setting_micros(2)) == 1);
+        EXPECT(isnan(setting_get(&s, setting_eps(2, 0))) &&
+               setting_get(&s, setting_eps(2, 1)) == 1e-6);
+        EXPECT(number(&s, 1, SETTING_LR_SCALE) == SETTINGS_STAY);
     }
     spec_free(spec);
 }
@@ -88,8 +99,25 @@ TEST(what_cannot_be_changed_is_refused_with_what_would_be_right)
         { "weight_decay.decai=1", SHD_EINVAL, "did you mean decay?" },
         { "lr_scale.=1", SHD_EINVAL, "has no group ''" },
         { "lr=0.1", SHD_EINVAL, "lr_scale multiplies it" },
-        { "eps.decay=1e-6", SHD_EINVAL, "eps cannot be changed" },
-        { "micro_batches=8", SHD_EINVAL, "shardctl restore --weights" },
+        { "eps.decay=0", SHD_ERANGE, "eps.decay is 0, must be 1.1754944e-38" },
+        { "eps.stats=1e-6", SHD_EINVAL, "its optimizer is mean" },
+        { "micro_batches=8", SHD_ERANGE, "laid out for 2: a spec with \"micro_batches_max\"" },
+        { "micro_batches=0", SHD_ERANGE, "must be a whole number, 1 to 2" },
+        { "micro_batches=1.5", SHD_ERANGE, "must be a whole number, 1 to 2" },
+        { "micro_batches=-1", SHD_EINVAL, "takes a number, as 8" },
+        { "micro_batches=two", SHD_EINVAL, "takes a number, as 8" },
+        { "micro_batches=[[0,1]]", SHD_EINVAL, "takes a number, as 8" },
+        { "micro_batches=1,2", SHD_EINVAL, "takes a number, as 8" },
+        { "micro_batches.decay=1", SHD_EINVAL, "micro_batches=VALUE" },
+        { "micro_batch=1", SHD_EINVAL, "did you mean micro_batches?" },
+        { "micro-batches=1", SHD_EINVAL, "did you mean micro_batches?" },
+        { "micro_batches_max=4", SHD_EINVAL, "memory is laid out for it" },
+        { "accumulate=2", SHD_EINVAL, "micro_batches can be changed, in multiples of it" },
+        { "publish=bf16", SHD_EINVAL, "shardctl restore --weights" },
+        { "guard=off", SHD_EINVAL, "guard=go-on, alone" },
+        { "name=b", SHD_EINVAL, "shardctl fork" },
+        { "betas=now,spec", SHD_EINVAL, "two numbers, as 0.9,0.95, or one of the words" },
+        { "lr_scale=later", SHD_EINVAL, "takes a number" },
         { "optimizer=lion", SHD_EINVAL, "moments are of one optimizer" },
         { "momentum.decay=0.5", SHD_EINVAL, "its optimizer is adamw" },
         { "lr_scale.stats=1", SHD_EINVAL, "its optimizer is mean" },
@@ -109,7 +137,14 @@ TEST(what_cannot_be_changed_is_refused_with_what_would_be_right)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
         expect_refused(spec, cases[i].text, cases[i].status, cases[i].why);
     spec_free(spec);
+    spec = spec_with("6, \"accumulate\": 3, \"micro_batches_max\": 12", ADAMW, GROUPS);
+    expect_refused(spec, "micro_batches=8", SHD_EINVAL,
+                   "accumulate, 3, must divide it: say 6 or 9");
+    expect_refused(spec, "micro_batches=2", SHD_EINVAL, "say 3 or 3");
+    expect_refused(spec, "micro_batches=15", SHD_ERANGE, "laid out for 12");
+    spec_free(spec);
     spec = spec_of("\"kind\": \"sgd\", \"momentum\": 0.9", GROUPS);
+    expect_refused(spec, "eps=1e-6", SHD_EINVAL, "its optimizer is sgd");
     expect_refused(spec, "betas=0.9,0.9", SHD_EINVAL, "its optimizer is sgd");
     expect_refused(spec, "beta1.decay=0.9", SHD_EINVAL, "its optimizer is sgd");
     spec_free(spec);
@@ -150,7 +185,7 @@ static uint64_t give(const struct spec *spec, struct settings_kept *kept, const 
                      uint64_t earliest, uint64_t at)
 {
     const struct settings change = change_of(spec, text);
-    const struct settings_when when = { earliest, earliest, at };
+    const struct settings_when when = { earliest, earliest, at, 0 };
     uint64_t from = UINT64_MAX;
     struct shd_err e = { 0 };
     EXPECT_OK(settings_give(kept, &change, &when, kept, &from, &e), &e);
@@ -161,7 +196,7 @@ static void expect_not_given(const struct spec *spec, const struct settings_kept
                              const char *text, uint64_t earliest, uint64_t at, int status)
 {
     const struct settings change = change_of(spec, text);
-    const struct settings_when when = { earliest, earliest, at };
+    const struct settings_when when = { earliest, earliest, at, 0 };
     struct settings_kept after = *kept;
     uint64_t from;
     struct shd_err e = { 0 };
@@ -186,8 +221,6 @@ TEST(changes_hold_from_their_step_on)
     EXPECT_EQ(give(spec, &kept, "clip_norm=1", 7, 0), 7); /* the same step: both */
     EXPECT_EQ(give(spec, &kept, "lr_scale.decay=2", 9, 20), 20);
     EXPECT(scale_at(&kept, 9) == 0.5 && scale_at(&kept, 19) == 0.5 && scale_at(&kept, 20) == 2);
-    expect_not_given(spec, &kept, "clip_norm=2", 10, 0, SHD_EBUSY);
-    expect_not_given(spec, &kept, "clip_norm=2", 10, 21, SHD_EBUSY);
     expect_not_given(spec, &kept, "clip_norm=2", 10, 9, SHD_ESTEP);
     EXPECT_EQ(give(spec, &kept, "clip_norm=2", 10, 20), 20);
     EXPECT_EQ(give(spec, &kept, "lr_scale.decay=spec clip_norm=spec", 21, 0), 21);
@@ -227,7 +260,8 @@ TEST(change_given_twice_is_there_once)
 TEST(settings_of_the_step_after_a_prepared_one_are_not_mixed_into_it)
 {
     struct spec *spec = spec_of(ADAMW, GROUPS);
-    const struct settings_when next = { 8, 9, 0 }, later = { 8, 9, 13 }, then = { 9, 9, 13 };
+    const struct settings_when next = { 8, 9, 0, 0 }, later = { 8, 9, 13, 0 },
+                               then = { 9, 9, 13, 0 };
     const struct settings first = change_of(spec, "lr_scale.decay=0.5"),
                           second = change_of(spec, "clip_norm=1");
     struct settings_kept kept = { 0 };
@@ -235,10 +269,109 @@ TEST(settings_of_the_step_after_a_prepared_one_are_not_mixed_into_it)
     struct shd_err e = { 0 };
     EXPECT_OK(settings_give(&kept, &first, &next, &kept, &from, &e), &e);
     EXPECT(from == 9 && isnan(scale_at(&kept, 8)));
-    EXPECT_STATUS(settings_give(&kept, &second, &later, &kept, &from, &e), SHD_EBUSY);
+    EXPECT_OK(settings_give(&kept, &second, &later, &kept, &from, &e), &e);
+    EXPECT_EQ(from, 13);
     EXPECT(isnan(scale_at(&kept, 8)) && scale_at(&kept, 9) == 0.5);
     EXPECT_OK(settings_give(&kept, &second, &then, &kept, &from, &e), &e);
     EXPECT(scale_at(&kept, 9) == 0.5);
+    spec_free(spec);
+}
+
+TEST(changes_for_several_steps_wait_and_are_given_up_by_name)
+{
+    struct spec *spec = spec_of(ADAMW, GROUPS);
+    struct settings_kept kept = { 0 };
+    struct settings s;
+    EXPECT_EQ(give(spec, &kept, "lr_scale.decay=4", 5, 40), 40);
+    EXPECT_EQ(give(spec, &kept, "lr_scale.decay=2", 5, 20), 20);
+    EXPECT_EQ(give(spec, &kept, "lr_scale.decay=3 clip_norm=1", 5, 30), 30);
+    EXPECT_EQ(give(spec, &kept, "lr_scale.decay=1", 6, 0), 6);
+    EXPECT(isnan(scale_at(&kept, 5)) && scale_at(&kept, 6) == 1 && scale_at(&kept, 19) == 1);
+    EXPECT(scale_at(&kept, 20) == 2 && scale_at(&kept, 30) == 3 && scale_at(&kept, 40) == 4);
+    EXPECT_EQ(kept.waiting, 5);
+    EXPECT_EQ(give(spec, &kept, "lr_scale.decay=5", 7, 20), 20); /* in the place of the one there */
+    EXPECT_EQ(kept.waiting, 4);                                  /* that of step 6 holds */
+    EXPECT(scale_at(&kept, 20) == 5 && scale_at(&kept, 30) == 3);
+    EXPECT_EQ(give(spec, &kept, "lr_scale.decay=now", 7, 30), 30); /* that of step 30 */
+    EXPECT(scale_at(&kept, 20) == 5 && scale_at(&kept, 30) == 5 && scale_at(&kept, 40) == 4);
+    settings_at(&kept, 30, &s, NULL);
+    EXPECT(setting_get(&s, SETTINGS_CLIP_NORM) == 1); /* another setting's stays */
+    give(spec, &kept, "lr_scale.decay=now", 7, 0);    /* all of it */
+    EXPECT(scale_at(&kept, 7) == 1 && scale_at(&kept, 99) == 1);
+    EXPECT_EQ(kept.waiting, 1);
+    give(spec, &kept, "lr_scale=now betas=now clip_norm=now", 7,
+         0); /* also what nothing waits of */
+    EXPECT_EQ(kept.waiting, 0);
+    spec_free(spec);
+}
+
+/* Asked again behind another one that had waited for its step, it is not given once more. */
+TEST(change_asked_again_by_its_id_is_the_same_one)
+{
+    struct spec *spec = spec_of(ADAMW, GROUPS);
+    struct settings_kept kept = { 0 };
+    const struct settings change = change_of(spec, "lr_scale.decay=2");
+    const struct settings_when first = { 6, 6, 0, 77 }, again = { 12, 13, 0, 77 },
+                               another = { 12, 13, 0, 78 };
+    uint64_t from;
+    struct shd_err e = { 0 };
+    give(spec, &kept, "lr_scale.decay=3", 5, 10);
+    EXPECT_OK(settings_give(&kept, &change, &first, &kept, &from, &e), &e);
+    EXPECT_EQ(from, 6);
+    EXPECT_OK(settings_give(&kept, &change, &again, &kept, &from, &e), &e);
+    EXPECT(from == 6 && scale_at(&kept, 9) == 2 && scale_at(&kept, 13) == 3);
+    EXPECT_OK(settings_give(&kept, &change, &another, &kept, &from, &e), &e);
+    EXPECT(from == 13 && scale_at(&kept, 13) == 2);
+    spec_free(spec);
+}
+
+TEST(no_more_changes_wait_than_there_is_room_for)
+{
+    struct spec *spec = spec_of(ADAMW, GROUPS);
+    struct settings_kept kept = { 0 };
+    for (uint64_t i = 0; i < SETTINGS_WAITS_MAX; i++)
+        EXPECT_EQ(give(spec, &kept, i % 2 == 0 ? "clip_norm=1" : "clip_norm=2", 5, 10 + i), 10 + i);
+    expect_not_given(spec, &kept, "clip_norm=1", 5, 2000, SHD_EBUSY);
+    EXPECT_EQ(give(spec, &kept, "clip_norm=3", 5, 10), 10);      /* in one's place */
+    EXPECT_EQ(give(spec, &kept, "clip_norm=1", 10, 2000), 2000); /* the first one holds by now */
+    give(spec, &kept, "clip_norm=now", 10, 0);
+    EXPECT_EQ(kept.waiting, 0);
+    spec_free(spec);
+}
+
+static uint64_t give_micros(const struct spec *spec, struct settings_kept *kept, const char *text,
+                            const struct settings_when *when)
+{
+    const struct settings change = change_of(spec, text);
+    uint64_t from = UINT64_MAX;
+    struct shd_err e = { 0 };
+    EXPECT_OK(settings_give(kept, &change, when, kept, &from, &e), &e);
+    return from;
+}
+
+/* The open step has its number, whether it is prepared or not. */
+TEST(micro_batches_are_never_those_of_the_open_step)
+{
+    struct spec *spec = spec_with("2, \"micro_batches_max\": 8", ADAMW, GROUPS);
+    const struct settings_when open = { 7, 7, 0, 0 }, prepared = { 7, 8, 0, 0 },
+                               at = { 7, 7, 7, 0 };
+    struct settings_kept kept = { 0 };
+    const struct settings change = change_of(spec, "micro_batches=8");
+    uint64_t from;
+    struct shd_err e = { 0 };
+    EXPECT_EQ(settings_micro_batches(&kept, 7), 0);
+    EXPECT_STATUS(settings_give(&kept, &change, &at, &kept, &from, &e), SHD_ESTEP);
+    EXPECT_HAS(e.text, "step 7 has begun with its micro-batches: from step 8 on");
+    EXPECT_EQ(give_micros(spec, &kept, "micro_batches=8 clip_norm=1", &open), 8);
+    EXPECT_EQ(give_micros(spec, &kept, "micro_batches=8 clip_norm=1", &open), 8); /* again */
+    EXPECT_EQ(give_micros(spec, &kept, "clip_norm=1 micro_batches=8", &prepared), 8);
+    EXPECT_EQ(settings_micro_batches(&kept, 7), 0);
+    EXPECT_EQ(settings_micro_batches(&kept, 8), 8);
+    EXPECT_EQ(give_micros(spec, &kept, "clip_norm=2", &open), 8); /* behind what waits for then */
+    EXPECT_EQ(give_micros(spec, &kept, "micro_batches=spec", &(struct settings_when){ 7, 7, 9, 0 }),
+              9);
+    EXPECT_EQ(settings_micro_batches(&kept, 8), 8);
+    EXPECT_EQ(settings_micro_batches(&kept, 9), 0);
     spec_free(spec);
 }
 
@@ -263,7 +396,7 @@ TEST(json_says_what_holds_and_what_waits_and_is_read_back)
         struct settings a, b;
         settings_at(&kept, 9 + step, &a, NULL);
         settings_at(&back, 9 + step, &b, NULL);
-        for (uint32_t i = 0; i < 9; i++)
+        for (uint32_t i = 0; i < 12; i++)
             EXPECT((isnan(setting_get(&a, i)) && isnan(setting_get(&b, i))) ||
                    setting_get(&a, i) == setting_get(&b, i));
     }
@@ -273,6 +406,40 @@ TEST(json_says_what_holds_and_what_waits_and_is_read_back)
     free(json);
     spec_free(spec);
 }
+
+TEST(json_has_all_that_waits)
+{
+    struct spec *spec = spec_with("2, \"micro_batches_max\": 8", ADAMW, GROUPS);
+    struct settings_kept kept = { 0 }, back;
+    struct shd_err e = { 0 };
+    char *json, *again;
+    give(spec, &kept, "eps.decay=0.5", 7, 0);
+    give(spec, &kept, "micro_batches=4", 7, 10);
+    give(spec, &kept, "micro_batches=8 clip_norm=1", 7, 20);
+    give(spec, &kept, "micro_batches=spec", 7, 30);
+    EXPECT_OK(settings_json(spec, &kept, 7, &json, &e), &e);
+    EXPECT_STR(json,
+               "{\"now\":{\"eps.decay\":{\"value\":0.5,\"from\":7}},"
+               "\"next\":{\"from\":10,\"settings\":{\"micro_batches\":4.0}},"
+               "\"later\":[{\"from\":20,\"settings\":{\"clip_norm\":1.0,\"micro_batches\":8.0}},"
+               "{\"from\":30,\"settings\":{\"micro_batches\":null}}]}");
+    EXPECT_OK(settings_read(spec, json, strlen(json), &back, &e), &e);
+    EXPECT_EQ(back.waiting, 4);
+    EXPECT_OK(settings_json(spec, &back, 7, &again, &e), &e);
+    EXPECT_STR(again, json);
+    free(again);
+    free(json);
+    EXPECT_OK(settings_json(spec, &back, 20, &json, &e), &e);
+    EXPECT_HAS(json, "\"micro_batches\":{\"value\":8.0,\"from\":20},");
+    EXPECT_HAS(json, "\"next\":{\"from\":30,");
+    EXPECT(strstr(json, "later") == NULL);
+    free(json);
+    spec_free(spec);
+}
+
+static const char later_is_earlier[] =
+    "{\"now\": {}, \"next\": {\"from\": 9, \"settings\": {\"clip_norm\": 2}}, "
+    "\"later\": [{\"from\": 8, \"settings\": {\"clip_norm\": 1}}]}";
 
 TEST(json_of_a_file_is_not_trusted)
 {
@@ -289,6 +456,11 @@ TEST(json_of_a_file_is_not_trusted)
         "{\"now\": {}, \"next\": {\"settings\": {}}}",
         "{\"now\": {}, \"next\": {\"from\": 1, \"settings\": {\"clip_norm\": -2}}}",
         "{\"now\": {}, \"next\": {\"from\": 1, \"settings\": {\"clip\": 2}}}",
+        "{\"now\": {\"micro_batches\": {\"value\": 3, \"from\": 1}}, \"next\": null}",
+        "{\"now\": {\"micro_batches\": {\"value\": 1.5, \"from\": 1}}, \"next\": null}",
+        "{\"now\": {}, \"next\": null, \"later\": 1}",
+        "{\"now\": {}, \"next\": null, \"later\": [1]}",
+        later_is_earlier,
     };
     struct spec *spec = spec_of(ADAMW, GROUPS);
     for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
@@ -308,30 +480,50 @@ TEST(numbers_of_a_message_are_not_trusted)
     struct shd_err e = { 0 };
     static const double bad[] = { -1, -2, INFINITY, -INFINITY, 1e39, -0x1p-1074 };
     settings_init(&s, spec);
-    const size_t bytes = s.count * sizeof *s.numbers;
-    EXPECT_OK(settings_unpack((const uint8_t *)s.numbers, bytes, false, &got, &e), &e);
-    EXPECT_OK(settings_unpack(NULL, 0, false, &got, &e), &e);
+    const struct settings_bytes none = { 0 };
+    struct settings_bytes all = settings_pack(&s);
+    EXPECT(all.old_bytes == 13 * sizeof(double) && all.more_bytes == 0);
+    EXPECT_OK(settings_unpack(&all, false, &got, &e), &e);
+    EXPECT_EQ(got.count, 17);
+    EXPECT_OK(settings_unpack(&none, false, &got, &e), &e);
     EXPECT_EQ(got.count, 0);
     for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
         s.numbers[2] = bad[i];
-        EXPECT_STATUS(settings_unpack((const uint8_t *)s.numbers, bytes, false, &got, &e),
-                      SHD_EPROTO);
+        EXPECT_STATUS(settings_unpack(&all, false, &got, &e), SHD_EPROTO);
     }
     s.numbers[2] = (double)NAN;
     s.numbers[setting_of(1, SETTING_BETA2)] = 1;
-    EXPECT_STATUS(settings_unpack((const uint8_t *)s.numbers, bytes, true, &got, &e), SHD_EPROTO);
-    for (size_t less = 1; less < SETTINGS_RATES; less++)
-        EXPECT_STATUS(settings_unpack((const uint8_t *)s.numbers, bytes - less * sizeof(double),
-                                      true, &got, &e),
-                      SHD_EPROTO);
+    EXPECT_STATUS(settings_unpack(&all, true, &got, &e), SHD_EPROTO);
+    s.numbers[setting_of(1, SETTING_BETA2)] = (double)NAN;
+    for (size_t less = 1; less < SETTINGS_RATES; less++) {
+        struct settings_bytes fewer = all;
+        fewer.old_bytes -= less * sizeof(double);
+        EXPECT_STATUS(settings_unpack(&fewer, true, &got, &e), SHD_EPROTO);
+    }
+    s.numbers[setting_micros(3)] = 2;
+    all = settings_pack(&s);
+    EXPECT_EQ(all.more_bytes, 4 * sizeof(double));
+    EXPECT_OK(settings_unpack(&all, false, &got, &e), &e);
+    EXPECT(setting_get(&got, setting_micros(3)) == 2 &&
+           isnan(setting_get(&got, setting_eps(3, 2))));
+    struct settings_bytes torn = all;
+    torn.more_bytes -= sizeof(double);
+    EXPECT_STATUS(settings_unpack(&torn, true, &got, &e), SHD_EPROTO);
+    torn = all;
+    torn.old_bytes = 0; /* those alone say nothing of how many groups there are */
+    EXPECT_STATUS(settings_unpack(&torn, true, &got, &e), SHD_EPROTO);
+    s.numbers[setting_micros(3)] = 2.5;
+    EXPECT_STATUS(settings_unpack(&all, true, &got, &e), SHD_EPROTO);
+    s.numbers[setting_micros(3)] = SHD_MICROS_MAX + 1;
+    EXPECT_STATUS(settings_unpack(&all, true, &got, &e), SHD_EPROTO);
     settings_init(&s, spec);
     EXPECT_OK(settings_check(spec, &s, true, &e), &e);
     s.numbers[setting_of(2, SETTING_LR_SCALE)] = 1;
     EXPECT_STATUS(settings_check(spec, &s, true, &e), SHD_EINVAL);
     EXPECT_HAS(e.text, "its optimizer is mean");
-    s.count -= SETTINGS_RATES;
+    s.count -= SETTINGS_RATES + 1;
     EXPECT_STATUS(settings_check(spec, &s, true, &e), SHD_EINVAL);
-    EXPECT_HAS(e.text, "has 13");
+    EXPECT_HAS(e.text, "of 2 groups, model 'm' has 3");
     spec_free(spec);
 }
 

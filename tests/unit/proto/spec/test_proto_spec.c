@@ -411,6 +411,9 @@ TEST(ramps_are_written_as_they_are_read)
     } cases[] = {
         { "[[0, 4]]", "4,", 4, 4, 4 },
         { "[[0, 4], [100, 8], [3000, 6]]", "[[0,4],[100,8],[3000,6]],", 8, 4, 6 },
+        { "4, 'micro_batches_max': 16", "4,", 16, 4, 4 },
+        { "4, 'micro_batches_max': 4", "4,", 4, 4, 4 },
+        { "[[0, 4], [100, 8]], 'micro_batches_max': 12", "[[0,4],[100,8]],", 12, 4, 8 },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char to[200], want[200];
@@ -424,6 +427,7 @@ TEST(ramps_are_written_as_they_are_read)
         EXPECT_EQ(spec_micro_batches(s, 3000), cases[i].at_last);
         char *json = dump(s);
         EXPECT_HAS(json, want);
+        EXPECT((strstr(json, "micro_batches_max") != NULL) == (i == 2 || i == 4));
         struct spec *again = parse(json);
         EXPECT_OK(spec_compare(s, again, &e), &e);
         EXPECT_EQ(again->micro_batches, s->micro_batches);

@@ -68,8 +68,8 @@ TEST(text_has_model_policy_timeline_and_costs)
     EXPECT_HAS(output, "parameters fetched         9      7.5 MiB");
     EXPECT_HAS(output,
                "Owner memory, 2 daemons: 8.0 MiB state + 2.0 MiB published + 1.0 MiB inboxes "
-               "(1 worker, 2 slots)\n  + 7.7 MiB ledger, board and spec + 3.0 MiB spare for a "
-               "successor = 21.8 MiB each at most, 43.6 MiB in all.\n  While gradients wait "
+               "(1 worker, 2 slots)\n  + 7.8 MiB ledger, board and spec + 3.0 MiB spare for a "
+               "successor = 21.8 MiB each at most, 43.7 MiB in all.\n  While gradients wait "
                "for a slow worker up to 2.0 MiB more each, in host memory;\n"
                "  for each step that readers have pinned (two at most) 2.0 MiB.\n");
     expect_plan(TIED " --max-live-bytes 1.5MiB --grad-dtype bf16 --param-dtype bf16", 0,

@@ -46,6 +46,10 @@ refused "did you mean lr_scale?" gpt lr_scal=1
 refused 'lr_scale multiplies it' lr=0.1
 refused 'takes a number' gpt lr_scale=-1
 refused 'no model' other lr_scale=1
+refused 'laid out for 4: a spec with "micro_batches_max"' gpt micro_batches=8
+refused 'must be a whole number, 1 to 4' micro_batches=0
+refused 'did you mean micro_batches?' micro-batches=2
+refused 'micro_batches can be changed, in multiples of it' accumulate=2
 code=0
 shardctl set --at 5 2>"$work/why" || code=$?
 [ $code -eq 2 ] || fail "exit code $code"
@@ -58,7 +62,12 @@ expect "$work/said" '^{"model":"gpt","from":3}$'
 shardctl set gpt weight_decay=0.3 --at 5 --show >"$work/said"
 expect "$work/said" 'clip_norm=0.25  from step 3 on'
 expect "$work/said" 'weight_decay.*=0.3  waits for step 5'
-refused 'settings wait for step 5' clip_norm=1
+shardctl set gpt clip_norm=1 eps=1e-6 --at 7 --show >"$work/said"
+expect "$work/said" 'clip_norm=1  waits for step 7'
+shardctl set gpt micro_batches=2 --at 9 --show --json >"$work/said"
+expect "$work/said" '"later":\[{"from":7,"settings":{"clip_norm":1.0,"eps.*},{"from":9,"settings":{"micro_batches":2.0}}\]'
+shardctl set gpt clip_norm=now eps=now micro_batches=now --show >"$work/said"
+grep -q 'waits for step [79]' "$work/said" && fail "$(cat "$work/said")"
 shardctl status >"$work/said"
 expect "$work/said" 'set in gpt: clip_norm=0.25 since step 3, .*weight_decay.*=0.3 from step 5'
 train 6
@@ -72,3 +81,13 @@ shardctl set gpt lr_scale=spec weight_decay=spec clip_norm=spec --show >"$work/s
 expect "$work/said" 'nothing is set'
 shardctl status --json >"$work/said"
 expect "$work/said" '"now": {}'
+
+shardctl set gpt micro_batches=2 >"$work/said" # shd-gpt computes as many as a step has
+expect "$work/said" '^set model=gpt from=7$'
+train 9
+expect "$work/out" 'step *9'
+shardctl set gpt micro_batches=spec >"$work/said"
+expect "$work/said" '^set model=gpt from=10$'
+train 12
+shardctl digest >"$work/said"
+expect "$work/said" 'step=12'
