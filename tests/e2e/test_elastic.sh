@@ -264,7 +264,7 @@ wrong_worker_is_named() {
     [[ $line == *" pid=$pid "* || $line == *" other_pid=$pid "* ]] || fail "it is not of rank 1, pid $pid"
     [[ $line == *" unit=head "* && $line == *" step="[0-9]*[49]" "* ]] || fail "unit or step"
     "$bin/shardctl" status --runtime-dir "$(address)" >"$work/status" 2>&1 || true
-    grep -q "WRONG GRADIENT: .*(pid $pid).* differ in unit head, micro-batch [0-3] of step" "$work/status" ||
+    grep -q "WRONG GRADIENT: .*(pid $pid).* differ in unit head, micro-batch [0-7] of step" "$work/status" ||
         fail "status: $(cat "$work/status")"
     kill -TERM "$run"
     wait "$run" || true
