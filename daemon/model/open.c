@@ -407,6 +407,19 @@ static int take_maker(struct open_work *w)
     return session_user(w->op->session, &w->maker.uid, &w->maker.gid, &w->op->err);
 }
 
+static void begin_making(struct open_work *w)
+{
+    struct daemon *d = w->op->daemon;
+    CHECK(!w->same); /* it is open */
+    w->status = take_maker(w);
+    if (w->status != SHD_OK) {
+        finish_open(w, w->status);
+        return;
+    }
+    d->open->making = w->spec->name;
+    uv_queue_work(d->loop, &w->work, make_model, model_made);
+}
+
 static void spec_parsed(uv_work_t *work, int cancelled)
 {
     struct open_work *w = work->data;
@@ -437,13 +450,8 @@ static void spec_parsed(uv_work_t *work, int cancelled)
         finish_open(w, err_set(&w->op->err, SHD_EBUSY,
                                "daemon %s has %u models, the most there may be", d->device,
                                DAEMON_MODELS_MAX));
-    else if ((w->status = take_maker(w)) != SHD_OK)
-        finish_open(w, w->status);
-    else {
-        CHECK(!w->same); /* it is open */
-        d->open->making = w->spec->name;
-        uv_queue_work(d->loop, &w->work, make_model, model_made);
-    }
+    else
+        begin_making(w);
 }
 
 static void serve_next(struct daemon *d)

@@ -357,10 +357,10 @@ static char *join_sets(const struct flag_list *sets, bool *ret_failed)
         bytes += strlen(sets->items[i]) + 1;
     char *text = sets->count > 0 ? sys_calloc(bytes, 1) : NULL;
     *ret_failed = sets->count > 0 && text == NULL;
-    for (uint32_t i = 0; text != NULL && i < sets->count; i++) {
-        strcat(text, sets->items[i]);
-        strcat(text, i + 1 < sets->count ? " " : "");
-    }
+    size_t used = 0;
+    for (uint32_t i = 0; text != NULL && i < sets->count; i++)
+        used += (size_t)snprintf(text + used, bytes - used, "%s%s", i > 0 ? " " : "",
+                                 sets->items[i]);
     return text;
 }
 
