@@ -227,8 +227,7 @@ static int check_cause(const struct step *s, uint64_t step, const struct decisio
 
 /* The decision to be recorded. Owner 0 says how many micro-batches the next step has: whoever hands
  * a decision out asks it first, and the others take what it has recorded. */
-static int complete(const struct step *s, const struct decision *decision,
-                    struct decision *ret_decision, struct shd_err *e)
+static int complete(const struct step *s, struct decision *decision, struct shd_err *e)
 {
     const uint64_t step = s->now;
     if (!guard_plausible(&decision->guard, decision->skip))
@@ -239,15 +238,14 @@ static int complete(const struct step *s, const struct decision *decision,
     const int r = check_cause(s, step, decision, e);
     if (r != SHD_OK)
         return r;
-    *ret_decision = *decision;
     if (s->ledger.head->owner == 0)
-        ret_decision->micro_batches = step_settings_micros(s, s->now + 1);
-    if (!step_ramp_good(s, ret_decision->micro_batches))
+        decision->micro_batches = step_settings_micros(s, s->now + 1);
+    if (!step_ramp_good(s, decision->micro_batches))
         return err_set(e, SHD_EINVAL,
                        "commit of step %" PRIu64 " with %" PRIu32
                        " micro-batches for the next one, of at most %" PRIu32 " times %" PRIu32,
-                       step, ret_decision->micro_batches, s->returns.most, s->returns.accumulate);
-    if (ledger_decision_room(&s->ledger, ret_decision))
+                       step, decision->micro_batches, s->returns.most, s->returns.accumulate);
+    if (ledger_decision_room(&s->ledger, decision))
         return SHD_OK;
     return err_set(e, SHD_ENOTSUP,
                    "commit of step %" PRIu64
@@ -291,8 +289,8 @@ int step_commit(struct step *s, uint64_t step, const struct decision *decision,
                        "commit of step %" PRIu64 " (limit %" PRIu64 ") with a blob of %" PRIu64
                        " bytes (limit %" PRIu64 ")",
                        step, LEDGER_STEP_MAX, blob.bytes, LEDGER_BLOB_BYTES);
-    struct decision whole;
-    const int r = complete(s, decision, &whole, e);
+    struct decision whole = *decision;
+    const int r = complete(s, &whole, e);
     if (r != SHD_OK)
         return r;
     if (put)

@@ -27,7 +27,7 @@ int fork_may_begin(const struct model *from, uint64_t step, struct shd_err *e);
 /* What the ledger of `from` says now, while no update runs, or said at a step that is kept. What is
  * set of it is set of `to`, which nobody has opened yet, by owner 0; so is, from the step on, what
  * is asked for. Errors: SHD_ENOMEM; SHD_ENOTSUP `to` has no room for all of it; SHD_EINVAL,
- * SHD_ERANGE, SHD_EPROTO what is asked for; SHD_EBUSY other settings wait for a later step;
+ * SHD_ERANGE, SHD_EPROTO what is asked for; SHD_EBUSY too many settings wait;
  * SHD_ESEGMENT what is kept is no snapshot of such a model. */
 int fork_take(struct model *from, struct model *to, const struct fork_ask *ask,
               struct fork **ret_fork, struct shd_err *e);

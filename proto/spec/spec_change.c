@@ -73,7 +73,8 @@ static int check_field(const char *key, struct shd_err *e)
     for (size_t i = 0; i < ARRAY_SIZE(fields); i++)
         names[count++] = fields[i];
     for (uint32_t i = 0; settings_key(i) != NULL; i++)
-        names[count++] = settings_key(i);
+        if (!is_field(settings_key(i)))
+            names[count++] = settings_key(i);
     return err_set(e, SHD_EINVAL, "a fork has no '%.40s' of its own%s", key,
                    suggest(key, names, count, "", near, sizeof near));
 }

@@ -310,7 +310,7 @@ TEST(file_that_has_lost_blocks_is_refused_and_kept)
     shd_close(s);
     fixture_ask(&daemons, KEEPER_KILL, 0, "");
     keeper_ask(daemons.control, KEEPER_GIVE, 0, "-state", &fd);
-    EXPECT_EQ(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 4096), 0);
+    EXPECT_EQ(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 65536), 0);
     close(fd);
     fixture_succeed(&daemons, 0, "");
     fixture_wait_up(&daemons, 0);

@@ -65,7 +65,7 @@ TEST(words_and_json_change_the_same)
         EXPECT_EQ(to->verify_every, 7);
         EXPECT(to->eps == 1e-6 && to->beta2 == 0.95);
         EXPECT(to->guard != NULL);
-        EXPECT_EQ(got.change.count, 9);
+        EXPECT_EQ(got.change.count, 12);
         EXPECT(setting_get(&got.change, setting_of(0, SETTING_LR_SCALE)) == 0.5);
         EXPECT(setting_get(&got.change, setting_of(1, SETTING_BETA2)) == 0.9);
         EXPECT(isnan(setting_get(&got.change, SETTINGS_CLIP_NORM)));

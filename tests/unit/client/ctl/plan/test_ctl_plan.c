@@ -69,7 +69,7 @@ TEST(text_has_model_policy_timeline_and_costs)
     EXPECT_HAS(output,
                "Owner memory, 2 daemons: 8.0 MiB state + 2.0 MiB published + 1.0 MiB inboxes "
                "(1 worker, 2 slots)\n  + 7.8 MiB ledger, board and spec + 3.0 MiB spare for a "
-               "successor = 21.8 MiB each at most, 43.7 MiB in all.\n  While gradients wait "
+               "successor = 21.9 MiB each at most, 43.8 MiB in all.\n  While gradients wait "
                "for a slow worker up to 2.0 MiB more each, in host memory;\n"
                "  for each step that readers have pinned (two at most) 2.0 MiB.\n");
     expect_plan(TIED " --max-live-bytes 1.5MiB --grad-dtype bf16 --param-dtype bf16", 0,
@@ -222,9 +222,9 @@ TEST(auto_walks_the_tree)
     expect_plan(EXAMPLE " --auto --device host --device-memory 58MiB", 0, "so: --strategy zero1");
     expect_plan(EXAMPLE " --auto --device host --device-memory 40MiB --workers 2", 0,
                 "so: --strategy zero1");
-    expect_plan(EXAMPLE " --auto --device host --device-memory 28.95MiB --workers 2", 0,
+    expect_plan(EXAMPLE " --auto --device host --device-memory 29MiB --workers 2", 0,
                 "so: --strategy zero1");
-    expect_plan(EXAMPLE " --auto --device host --device-memory 28.45MiB --workers 2", 0,
+    expect_plan(EXAMPLE " --auto --device host --device-memory 28.5MiB --workers 2", 0,
                 "so: --strategy zero2");
     expect_plan(EXAMPLE " --auto --device host --device-memory 27MiB --workers 2", 0,
                 "so: --strategy zero3 --prefetch pre --forward-prefetch 1");
@@ -243,13 +243,13 @@ TEST(auto_walks_the_tree)
 TEST(auto_refuses_with_what_would_do)
 {
     expect_plan(EXAMPLE " --auto --device host --device-memory 12MiB --workers 2", 1,
-                "a device of 12.0 MiB is too small: zero3 without prefetch needs 25.9 MiB; 16 "
+                "a device of 12.0 MiB is too small: zero3 without prefetch needs 26.0 MiB; 16 "
                 "daemons instead of 2 would do");
     expect_plan(EXAMPLE " --auto --device host --device-memory 12MiB --workers 2 --daemons 16", 0,
                 "so: ");
     expect_plan(
         EXAMPLE " --auto --device host --device-memory 1MiB --workers 2", 1,
-        "needs 25.9 MiB, and 10.2 MiB with 1024 daemons; the largest unit, 1 'h.0', has 1.0 "
+        "needs 26.0 MiB, and 10.3 MiB with 1024 daemons; the largest unit, 1 'h.0', has 1.0 "
         "MiB: cut it into smaller ones");
     expect_plan(EXAMPLE " --auto --device host --device-memory 10.1MiB --workers 2", 1,
                 "with 1024 daemons");
