@@ -156,9 +156,9 @@ plant(daemon/core/step_set.c [[(word == s->round + 1);]] [[(word == s->round + 1
 plant(daemon/core/step_commit.c [[step_settings_micros(s, s->now + 1);]] [[step_settings_micros(s, s->now + 1 + SIM_BUG(40));]])
 plant(daemon/core/step_commit.c [[
     if (s->ledger.head->owner == 0)
-        ret_decision->micro_batches =]] [[
+        decision->micro_batches =]] [[
     if (s->ledger.head->owner == 0 || SIM_BUG(41))
-        ret_decision->micro_batches =]])
+        decision->micro_batches =]])
 plant(daemon/core/step_init.c [[
     step_ramp_next(s);
     for (]] [[
