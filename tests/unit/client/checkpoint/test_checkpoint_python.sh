@@ -6,6 +6,9 @@ set -eu
 bin=$1 venv=$2
 here=$(cd "$(dirname "$0")" && pwd)
 
+# Presets' tests run beside each other: one of them makes it, the others wait.
+exec 9>"$venv.lock"
+flock 9
 if ! "$venv/bin/python" -c 'import ml_dtypes, safetensors.numpy' 2>/dev/null; then
     rm -rf "$venv"
     python3 -m venv "$venv" >/dev/null 2>&1 || { echo "skipped: no python3-venv"; exit 77; }
@@ -14,6 +17,7 @@ if ! "$venv/bin/python" -c 'import ml_dtypes, safetensors.numpy' 2>/dev/null; th
         exit 77
     }
 fi
+flock -u 9
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 PATH=$bin:$PATH
