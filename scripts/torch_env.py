@@ -164,9 +164,9 @@ def make_peers(folder, env):
     if code := make_folder(folder, env, ('--no-build-isolation', *PEERS)):
         return code
     script = 'import sys; from deepspeed.comm.torch import build_shm_op; sys.exit(build_shm_op() is None)'
-    built = subprocess.run(
+    built = subprocess.run(  # PyTorch takes a ccache that is there, under which its dependency files go astray
         [os.path.join(env, 'bin', 'python'), '-c', script], check=False, stdout=sys.stderr,
-        env={**os.environ, 'DS_ACCELERATOR': 'cpu', 'PYTHONPATH': folder, 'TORCH_EXTENSIONS_DIR': f'{folder}/operations'})
+        env={**os.environ, 'CCACHE_DISABLE': '1', 'DS_ACCELERATOR': 'cpu', 'PYTHONPATH': folder, 'TORCH_EXTENSIONS_DIR': f'{folder}/operations'})
     if built.returncode:
         shutil.rmtree(folder, ignore_errors=True)
         say('skipped: DeepSpeed could not build its operation for the CPU; is there a g++?')

@@ -239,7 +239,11 @@ TEST(products_of_all_kinds)
         }
 }
 
-/* 1 + 2^-12 is no TF32 number: rounded, the product is 1. */
+/* 1 + 2^-12 is no TF32 number: rounded, it is 1, and so is its product with 1. Of a size for which
+ * cuBLAS multiplies by tensor cores: it may do without them, and a single number it does. */
+#define TF32_SIDE 64u
+#define TF32_ALL  (TF32_SIDE * TF32_SIDE)
+
 TEST(full_products_are_not_rounded_to_tf32)
 {
     struct shd_err e = { 0 };
@@ -247,22 +251,25 @@ TEST(full_products_are_not_rounded_to_tf32)
     start(314);
     EXPECT_OK(gpu_init(&tf32, 0, /* tf32= */ true, &e), &e);
     for (int full = 0; full < 2; full++) {
-        struct array a = array_new(1, GPU_F32), b = array_new(1, GPU_F32),
-                     c = array_new(1, GPU_F32);
-        a.host[0] = 1 + 0x1p-12f;
-        b.host[0] = 1;
+        struct array a = array_new(TF32_ALL, GPU_F32), b = array_new(TF32_ALL, GPU_F32);
+        struct array c = array_new(TF32_ALL, GPU_F32);
+        for (uint32_t i = 0; i < TF32_ALL; i++) {
+            a.host[i] = 1 + 0x1p-12f;
+            b.host[i] = i / TF32_SIDE == i % TF32_SIDE;
+        }
         array_send(&a);
         array_send(&b);
-        gpu_multiply(&tf32, &(struct gpu_product){ .m = 1,
-                                                   .n = 1,
-                                                   .k = 1,
-                                                   .a = { a.device, GPU_F32, 1, 0, false },
-                                                   .b = { b.device, GPU_F32, 1, 0, false },
-                                                   .c = { c.device, GPU_F32, 1, 0, false },
+        gpu_multiply(&tf32, &(struct gpu_product){ .m = TF32_SIDE,
+                                                   .n = TF32_SIDE,
+                                                   .k = TF32_SIDE,
+                                                   .a = { a.device, GPU_F32, TF32_SIDE, 0, false },
+                                                   .b = { b.device, GPU_F32, TF32_SIDE, 0, false },
+                                                   .c = { c.device, GPU_F32, TF32_SIDE, 0, false },
                                                    .full = full > 0 });
         EXPECT_OK(gpu_finish(&tf32, &e), &e);
         array_fetch(&c);
-        EXPECT(c.host[0] == (full ? a.host[0] : 1));
+        for (uint32_t i = 0; i < TF32_ALL; i++)
+            EXPECT(c.host[i] == (full ? a.host[i] : 1));
         array_free(&a);
         array_free(&b);
         array_free(&c);

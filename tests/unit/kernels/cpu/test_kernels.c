@@ -418,8 +418,11 @@ TEST(hash_known_answer)
         EXPECT_EQ(refused_record.fired, 0);                                                 \
     } while (0)
 
-static float array_a[2 * BLOCK], array_b[2 * BLOCK], array_c[2 * BLOCK], array_d[2 * BLOCK];
-static uint16_t array_h[2 * BLOCK];
+/* Pages of their own: a GPU reaches them where they are pinned. */
+static _Alignas(4096) float arrays[5][2 * BLOCK];
+static float *const array_a = arrays[0], *const array_b = arrays[1], *const array_c = arrays[2];
+static float *const array_d = arrays[3];
+static uint16_t *const array_h = (uint16_t *)(void *)arrays[4];
 
 TEST(bad_arguments_of_plain_ops_are_refused)
 {
@@ -490,6 +493,9 @@ TEST(bad_arguments_of_updates_are_refused)
         .hypers = &hyper,
         .hyper_count = 1,
     };
+    struct shd_err e = { 0 };
+    if (k->ops->pin != NULL)
+        EXPECT_OK(k->ops->pin(k, arrays, sizeof arrays, /* readonly= */ false, &e), &e);
     struct kern_update u = good;
     u.v = NULL;
     EXPECT_UPDATE_REFUSED(&u, SHD_EINVAL, "v is NULL");
@@ -528,6 +534,8 @@ TEST(bad_arguments_of_updates_are_refused)
     EXPECT_UPDATE_REFUSED(&u, SHD_ERANGE, "bias");
     u.kind = SPEC_SGD;
     EXPECT_RUNS(update, k, &u);
+    if (k->ops->pin != NULL)
+        k->ops->unpin(k, arrays);
     k->ops->free(k);
 }
 
