@@ -121,11 +121,20 @@ void copy_free(struct copy_model *c)
 
 /* -- Fetching ---------------------------------------------------------------------------------- */
 
+/* A free slot. Where there are as many as units each has its own, so that its parameters are always
+ * at one address: PyTorch's tensors cannot move. */
+static struct buffer *find_slot(const struct copy_model *c, uint32_t unit, uint64_t bytes)
+{
+    if (c->slot_count == c->slots_max && !c->slots[unit].busy)
+        return &c->slots[unit];
+    return buffer_find(c->slots, c->slot_count, bytes);
+}
+
 int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct copy_model *c = m->copy;
     const uint64_t bytes = m->spec->units[unit].elems * dtype_bytes(m->spec->publish);
-    struct buffer *slot = buffer_find(c->slots, c->slot_count, bytes);
+    struct buffer *slot = find_slot(c, unit, bytes);
     CHECK(c->slot_of[unit] == COPY_NO_SLOT);
     if (slot == NULL)
         return err_set(e, SHD_EBUSY,

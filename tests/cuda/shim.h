@@ -20,6 +20,8 @@
  *     SHIM_CUDA_DELAY_US=n     see shim_cuda.h
  *     SHIM_CUDA_ATTRIBUTE=a:v  cuDeviceGetAttribute(a) is v; several with commas
  *     SHIM_CUDA_NO_PEER=       devices say that they do not reach each other's memory
+ *     SHIM_CUDA_OPEN=          the host may use device memory as the first device may: for programs
+ *                              whose own kernels are the host's
  *     CUDA_VISIBLE_DEVICES     as the driver's, by number
  */
 #ifndef SHD_TESTS_SHIM_H

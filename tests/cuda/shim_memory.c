@@ -323,6 +323,12 @@ void shim_open_memory(CUdevice device)
         CHECK(mprotect((void *)m->base, m->bytes, prot_of(m, device)) == 0);
 }
 
+/* What the host may do with mapped memory while no kernel runs. */
+static int host_prot(const struct map *m)
+{
+    return getenv("SHIM_CUDA_OPEN") != NULL ? prot_of(m, 0) : PROT_NONE;
+}
+
 void shim_close_memory(void)
 {
     /* Pages that no recent kernel used are forgotten: protecting all of them takes longer. */
@@ -330,7 +336,7 @@ void shim_close_memory(void)
     const bool forget = ++closed % 8 == 0;
     for (const struct map *m = maps; m != NULL; m = m->next) {
         CHECK(!forget || madvise((void *)m->base, m->bytes, MADV_DONTNEED) == 0);
-        CHECK(mprotect((void *)m->base, m->bytes, PROT_NONE) == 0);
+        CHECK(mprotect((void *)m->base, m->bytes, host_prot(m)) == 0);
     }
     pthread_rwlock_unlock(&lock);
     pthread_mutex_unlock(&open_lock);
@@ -515,6 +521,7 @@ CUresult cuMemSetAccess(CUdeviceptr ptr, size_t bytes, const CUmemAccessDesc *de
         if (m->base < ptr || m->base + m->bytes > ptr + bytes)
             continue;
         m->prot[desc->location.id] = prot;
+        CHECK(mprotect((void *)m->base, m->bytes, host_prot(m)) == 0);
         set += m->bytes;
     }
     pthread_rwlock_unlock(&lock);
@@ -551,6 +558,7 @@ CUresult cuMemAlloc(CUdeviceptr *ptr, size_t bytes)
         r = map_make(in->base, a, &m);
     if (r == CUDA_SUCCESS) {
         m->prot[shim_device(shim_context())] = PROT_READ | PROT_WRITE;
+        CHECK(mprotect((void *)m->base, m->bytes, host_prot(m)) == 0);
         *ptr = m->base;
     } else {
         if (in != NULL)

@@ -125,10 +125,11 @@ class Session(_Open):
 
     def __init__(self, address: Optional[str] = None, *, name: Optional[str] = None, slots: int = 0,
                  threads: int = 0, timeout: float = 0, waits: Optional[Callable[[str], None]] = None,
-                 reader: bool = False):
+                 reader: bool = False, device: Optional[str] = None):
+        """device: where the models' arrays are, 'cuda:N' or (None) in host memory."""
         options = sized(_c.shd_options, address=address.encode() if address else None,
                         name=name.encode() if name else None, slots=slots, threads=threads,
-                        timeout_ms=int(timeout * 1000), reader=reader)
+                        timeout_ms=int(timeout * 1000), reader=reader, device=device.encode() if device else None)
         if waits is not None:
             options.waits = dict(_c.shd_options._fields_)['waits'](lambda _, line: waits(line.decode()))
         self._interrupts = _Interrupts()
@@ -319,6 +320,10 @@ class Model(_Open):
 
     def set_policy(self, **fields: int) -> None:
         self.session.call(lib.shd_set_policy, self.handle, ctypes.byref(sized(_c.shd_policy, **fields)))
+
+    def set_stream(self, stream: int) -> None:
+        """Arrays of a GPU are used in the order of this CUDA stream (its handle; 0: the default one)."""
+        self.session.call(lib.shd_set_stream, self.handle, stream)
 
     def acquire(self, unit: int) -> int:
         """The address of the unit's parameters at the open step; waits for them."""

@@ -13,6 +13,7 @@ from ..errors import InvalidArgument, Misuse, NotSupported, StepReset, WrongStep
 from ..session import Session
 from . import attach, check, layout
 from .buffers import Buffers, Which, buffers_of
+from .device import device_of
 from .engine import ENGINES, Engine, Place, engine_of
 from .hooks import add_hooks
 from .optimizer import Optimizer
@@ -31,11 +32,11 @@ def place_of(accumulate: int) -> Place:
 
 def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy = ZeRO3(),
           units: layout.Rule = 'auto', accumulate: int = 1, micro_batches: int = 0,
-          micro_batches_max: int = 0, verify_every: int = 0, grads: str = 'stream', loss: str = 'mean', buffers: Which = 'auto',
-          init: Optional[Callable[[nn.Module], None]] = None,
+          micro_batches_max: int = 0, verify_every: int = 0, grads: str = 'stream', loss: str = 'mean',
+          buffers: Which = 'auto', init: Optional[Callable[[nn.Module], None]] = None,
           name: Optional[str] = None, address: Optional[str] = None, overlap: bool = True,
           publish: Optional[torch.dtype] = None, grad_dtype: Optional[torch.dtype] = None,
-          restore: Optional[str] = None, timeout: Optional[float] = None,
+          restore: Optional[str] = None, timeout: Optional[float] = None, device: Any = None,
           guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False
           ) -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
@@ -70,6 +71,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     restore     a checkpoint to begin with, where the daemons have no model of its name
     timeout     seconds that another worker may be late (None: no limit while it may still come; who is waited for
                 is said every 10 s)
+    device      where parameters of the meta device come to be: None, the host, or 'cuda', 'cuda:N'. Others stay where
+                they are, in the memory of a daemon of that GPU, or copied from wherever daemons have them
     guard       rules by which a step that is far from those before is skipped, or training stopped:
                 [{'norm_above': 100}, {'norm_zscore': 6, 'window': 100, 'action': 'stop'}] (docs/states.md).
                 optimizer.last.guard says which one did; the loss of a rule is the first number of sd.report().
@@ -118,19 +121,18 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     every = statistics + parts  # they are updated in this order, and step() waits for the statistics
     for index, unit in enumerate(every):
         unit.index = index
-    dtype = layout.dtype_of(parts)
+    dtype, where = layout.dtype_of(parts), device_of((part for unit in parts for part in unit.parts), device)
     spec = layout.spec_of(every, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
                           grad_dtype, verify_every, guard, guard_audit, micro_batches_max)
 
     def begin(session: Session) -> Engine:
         model = attach.open_model(session, spec, name, every, place.rank == 0, timeout, init, restore)
         model.set_policy(**policy.fields())
-        if model.path != _c.SHD_PATH_MAP:
-            raise NotSupported('the daemons\' memory cannot be mapped here: PyTorch needs parameters in place')
-        return Engine(module, model, parts, place, policy, buffers=Buffers(model, statistics),
+        where.check_path(model, policy)
+        return Engine(module, model, parts, place, policy, device=where, buffers=Buffers(model, statistics, where),
                       dtype=publish or dtype, stream=grads == 'stream', overlap=overlap,
                       elastic=micro_batches > 0, weighted=loss == 'sum')
-    engine = attach.attached(address, name, timeout, begin)
+    engine = attach.attached(address, name, timeout, begin, where.name, where.slots(every))
     engine.model.session.watch = Group.find(place.world)
     ENGINES[module] = engine
     add_hooks(module, engine)

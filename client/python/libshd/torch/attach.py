@@ -26,22 +26,24 @@ FOR_EVER = 3600 * 24 * 365  # seconds
 TRIES = 10  # that values are put while a worker begins
 
 
-def connect(address: Optional[str], name: str, timeout: Optional[float], reader: bool = False) -> Session:
+def connect(address: Optional[str], name: str, timeout: Optional[float], reader: bool = False,
+            device: Optional[str] = None, slots: int = 0) -> Session:
     """A session with the daemons at the address; 'up:N' starts N, unless this user's are up already."""
     address = check.address_of(address)
     if address and (up := re.fullmatch(r'up(?::(\d+))?', address)):
         address = start(int(up[1] or 1))
-    session = Session(address, name=name, timeout=timeout or 0, reader=reader)
+    session = Session(address, name=name, timeout=timeout or 0, reader=reader, device=device, slots=slots)
     call(lib.shd_explain_writes)  # to what nothing in Python guards: ctypes, C++
     return session
 
 
-def attached(address: Optional[str], name: str, timeout: Optional[float], begin: Callable[[Session], Begun]) -> Begun:
+def attached(address: Optional[str], name: str, timeout: Optional[float], begin: Callable[[Session], Begun],
+             device: Optional[str] = None, slots: int = 0) -> Begun:
     """What begin() makes of a session; of another one where a worker that was here before has put values meanwhile. A
     step may be wrong for good as well: owners of which one was restored and another was not."""
     left = TRIES
     while True:
-        session, left = connect(address, name, timeout), left - 1
+        session, left = connect(address, name, timeout, device=device, slots=slots), left - 1
         try:
             return begin(session)
         except WrongStep:

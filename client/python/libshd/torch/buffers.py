@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
 from .. import _c
 from ..errors import Misuse, NotSupported
 from ..session import Model
+from .device import Device, Host
 from .layout import Part, Unit, elems_of
 
 Which = Union[str, Callable[[str, nn.Module], bool]]
@@ -48,8 +49,8 @@ def buffers_of(module: nn.Module, which: Which, group: int) -> list[Unit]:
 class Buffers:
     """Those of a module, and what the owners have of them at the open step."""
 
-    def __init__(self, model: Model, units: Sequence[Unit]):
-        self.model, self.units = model, units
+    def __init__(self, model: Model, units: Sequence[Unit], device: Device):
+        self.model, self.units, self.device = model, units, device
         self.kept: dict[Unit, torch.Tensor] = {}   # the owners', fp32
         self.begun: dict[Unit, torch.Tensor] = {}  # what a micro-batch began with: those in the buffers' own types
 
@@ -72,7 +73,7 @@ class Buffers:
         """The owners' values of an acquired unit, which is released; fp32, whatever parameters are published in."""
         try:
             values = torch.empty(self.model.unit_elems(unit.index))
-            if self.model.dtype == _c.SHD_F32:
+            if self.model.dtype == _c.SHD_F32 and isinstance(self.device, Host):
                 ctypes.memmove(values.data_ptr(), address, values.numel() * 4)
             else:
                 self.model.get(unit.index, _c.SHD_PARAMS, values.data_ptr())
@@ -110,6 +111,6 @@ class Buffers:
             if values is None:
                 tell(self.model.return_none, micro, unit.index)
                 continue
-            parts = [_c.shd_part(size=ctypes.sizeof(_c.shd_part), tensor=part.index, dtype=_c.SHD_F32,
-                                 data=values.data_ptr() + 4 * part.offset) for part in unit.parts]
-            tell(self.model.return_parts, micro, unit.index, (_c.shd_part * len(parts))(*parts), 1.0)
+            parts = [values[part.offset:part.offset + part.parameter.numel()].view(part.parameter.shape)
+                     for part in unit.parts]
+            tell(self.device.give, self.model, micro, unit, parts, 1.0)

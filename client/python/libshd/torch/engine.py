@@ -23,6 +23,7 @@ from .. import _c
 from ..errors import InternalError, Misuse, NotSupported, StepReset, WrongStep
 from ..session import Model, Result
 from .buffers import Buffers
+from .device import DTYPES, Device
 from .guard import PENDING, guard, unguard
 from .layout import Part, Unit, elems_of
 from .policy import Policy
@@ -33,8 +34,6 @@ APART = ('Has another worker used writable(), or its like, where this one did no
 BEHIND = ('This worker was started again, and others have put values since (writable(), or its like): compute the '
           'batches of its first step once more')
 CHANGING = (1 << 64) - 1  # Model.unit_version()
-_DTYPES = {torch.float32: _c.SHD_F32, torch.bfloat16: _c.SHD_BF16, torch.float16: _c.SHD_F16}
-_C_TYPES = {torch.float32: ctypes.c_float, torch.bfloat16: ctypes.c_uint16, torch.float16: ctypes.c_uint16}
 
 
 class Place(NamedTuple):
@@ -71,11 +70,6 @@ def why_gone(engine: weakref.ref[Engine], unit: Unit) -> str:
             'p.register_hook(); optimizer.zero_grad() drops those of the step')
 
 
-def tensor_at(address: int, elems: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of memory that is somebody else's."""
-    return torch.frombuffer((_C_TYPES[dtype] * elems).from_address(address), dtype=dtype)
-
-
 def _in_brief(names: tuple[str, ...]) -> str:
     """For other workers to compare."""
     text = ', '.join(ascii(name)[1:-1] for name in names)
@@ -99,9 +93,10 @@ class Engine:
     """What a sharded module and its Optimizer share."""
 
     def __init__(self, module: nn.Module, model: Model, units: list[Unit], place: Place, policy: Policy, *,
-                 buffers: Buffers, dtype: torch.dtype, stream: bool, overlap: bool, elastic: bool, weighted: bool):
+                 device: Device, buffers: Buffers, dtype: torch.dtype, stream: bool, overlap: bool, elastic: bool,
+                 weighted: bool):
         self.module, self.model, self.units, self.place, self.policy = weakref.ref(module), model, units, place, policy
-        self.buffers = buffers
+        self.device, self.buffers = device, buffers
         self.every = [*buffers.units, *units]  # as the specification has them
         self.dtype, self.stream, self.overlap, self.elastic = dtype, stream, overlap, elastic
         self.trainable = [unit for unit in units if unit.trainable]
@@ -136,7 +131,6 @@ class Engine:
         self.unscaled = 1.0             # what gradients in p.grad have been divided by
         self.writing = False            # writable(): parameters are private copies
         self.closed = False
-        self._parts: dict[Unit, Any] = {}  # structs for shd_return_parts()
         self.adopt()
 
     @property
@@ -171,11 +165,12 @@ class Engine:
 
     def adopt(self) -> None:
         """Let each parameter be the owners' memory."""
+        self.device.computes(self.model)
         places = {tensor.name: tensor for tensor in self.model.tensors()}
         order = {name: index for index, name in enumerate(places)}
         for unit in self.units:
             address = unit.address = self.reach(unit)
-            unit.array = tensor_at(address, elems_of(unit), self.dtype)
+            unit.array = self.device.tensor(address, elems_of(unit), self.dtype)
             for part in unit.parts:
                 part.index = order[part.name]
                 if places[part.name][1:] != (unit.index, part.offset, part.parameter.numel()):
@@ -257,7 +252,7 @@ class Engine:
         self.held.add(unit.index)
         self.arrives(unit)
         if address != unit.address:
-            raise Misuse(f'unit {unit.name!r} moved in memory: PyTorch needs parameters in place (path "map")')
+            raise Misuse(f'unit {unit.name!r} moved in memory: PyTorch needs parameters in place')
         return True
 
     def behind(self) -> bool:
@@ -342,6 +337,7 @@ class Engine:
             return
         if self.open:
             self.broken()
+        self.device.computes(self.model)
         if torch.is_grad_enabled():
             self.flush()
             self.runs()
@@ -523,23 +519,12 @@ class Engine:
         if all(grad is None for grad in grads):
             self.tell(self.model.return_none, micro, unit.index)
             return
-        raw = self._parts.get(unit)
-        if raw is None:
-            raw = self._parts[unit] = (_c.shd_part * len(unit.parts))(
-                *[_c.shd_part(size=ctypes.sizeof(_c.shd_part), tensor=part.index) for part in unit.parts])
-        strides = []  # read during the call
-        for part, grad, to in zip(unit.parts, grads, raw):
-            if grad is None:
-                to.data, to.dtype = None, _c.SHD_F32
-                continue
-            if grad.layout != torch.strided or grad.dtype not in _DTYPES:
+        for part, grad in zip(unit.parts, grads):
+            if grad is not None and (grad.layout != torch.strided or grad.dtype not in DTYPES):
                 self.check()  # the module may have been cast
                 raise NotSupported(f'the gradient of {part.name!r} is {grad.dtype}, {grad.layout}: owners take dense '
                                    'float32, bfloat16 and float16')
-            strides.append((ctypes.c_int64 * max(grad.dim(), 1))(*(grad.stride() or (1,))))
-            to.data, to.dtype = grad.data_ptr(), _DTYPES[grad.dtype]
-            to.strides = None if grad.is_contiguous() else strides[-1]
-        self.tell(self.model.return_parts, micro, unit.index, raw, self.scale * self.unscaled)
+        self.tell(self.device.give, self.model, micro, unit, grads, self.scale * self.unscaled)
 
     def unscale(self) -> None:
         """Gradients that are still here (grads="step") are looked at without the loss's scale."""

@@ -133,8 +133,6 @@ def dtype_of(units: Sequence[Unit]) -> torch.dtype:
     for unit in units:
         for part in unit.parts:
             found.setdefault(part.parameter.dtype, part.name)
-            if part.parameter.device.type not in ('cpu', 'meta'):
-                raise NotSupported(f'{part.name!r} is on {part.parameter.device}: parameters are in host memory')
     if len(found) > 1:
         first, second = list(found.items())[:2]
         raise NotSupported(f'{first[1]!r} is {first[0]}, {second[1]!r} is {second[0]}: all parameters must have one '

@@ -16,7 +16,8 @@ from torch import nn
 
 from .. import _c
 from ..errors import Busy, InvalidArgument, Misuse, NotSupported
-from .engine import Engine, engine_of, tensor_at
+from .device import tensor_at
+from .engine import Engine, engine_of
 from .guard import unguard
 from .layout import Part, Unit, elems_of
 
@@ -207,7 +208,8 @@ def _merge(engine: Engine, unit: Unit, changed: list[Written], kept: torch.Tenso
     to.copy_(kept[:to.numel()])
     for part, value, *_ in changed:
         master, was = engine.view(to, part), engine.view(unit.array, part)
-        master.copy_(torch.where(value == was, master, value.float()))
+        kept_bits, value = (value == was).to(master.device), value.to(master.device)
+        master.copy_(torch.where(kept_bits, master, value.float()))
 
 
 # -- Optimizer state -------------------------------------------------------------------------------
@@ -537,6 +539,6 @@ def save_safetensors(module: nn.Module, path: str, *, fp32: bool = False) -> Non
 
 
 def _write(file: Any, tensor: torch.Tensor) -> None:
-    tensor = tensor.detach().contiguous()
+    tensor = tensor.detach().contiguous().cpu()
     if tensor.numel():
         file.write(memoryview(tensor.flatten().view(torch.uint8).numpy()))

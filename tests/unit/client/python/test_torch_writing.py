@@ -386,7 +386,7 @@ class Begins(Case):
         for good in (3, None):
             sessions = []
 
-            def connect(*_, sessions=sessions):
+            def connect(*_, sessions=sessions, **__):
                 sessions.append(unittest.mock.Mock())
                 return sessions[-1]
 

@@ -44,12 +44,13 @@ def start(build, trainers=False):
 class Daemons:
     """`shardctl up` in a directory of their own."""
 
-    def __init__(self, build, count=2):
+    def __init__(self, build, count=2, devices=None):
         self.shardctl = os.path.join(build, 'bin', 'shardctl')
         self.directory = tempfile.mkdtemp(prefix='shd-torch-')
         self.address = os.path.join(self.directory, 'run')
-        subprocess.run([self.shardctl, 'up', '--daemons', str(count), '--threads-per-daemon', '1', '--runtime-dir',
-                        self.address], check=True, stdout=subprocess.DEVNULL)
+        which = ['--devices', devices] if devices else ['--daemons', str(count)]
+        subprocess.run([self.shardctl, 'up', *which, '--threads-per-daemon', '1', '--runtime-dir', self.address],
+                       check=True, stdout=subprocess.DEVNULL)
         self.relays = []
         if os.environ.get('SHD_TEST_RELAYS') == '1':
             self._relay(build, count)
