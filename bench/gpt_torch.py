@@ -8,6 +8,7 @@ same ones.
 
 Reads commands from stdin, a line each, and answers each with one line of JSON:
   eager N | compiled N      N steps: {"variant", "step_s": [...], "loss"}; compiled compiles at first
+  shardd N | shardd_compiled N   the same with parameters and optimizer at daemons ($SHARDD_ADDRESS), by libshd.torch
   quit
 The first line it prints is {"ready": ..., "params": ...}.
 """
@@ -58,13 +59,17 @@ class Gpt(nn.Module):
 
 
 class Trainer:
-    def __init__(self, o, text, compiled):
+    def __init__(self, o, text, compiled, sharded=False):
         torch.manual_seed(1)
         self.o, self.text, self.device = o, text, torch.device(o.device)
         self.model = Gpt(o).to(self.device)
         gpu = self.device.type == 'cuda'
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, betas=(0.9, 0.95),
                                            weight_decay=0.1, fused=gpu)
+        if sharded:
+            import libshd.torch as sd  # of those that ask for it
+            self.model, self.optimizer = sd.shard(self.model, self.optimizer, accumulate=o.micro_batches,
+                                                  name=f'gpt-{compiled}', timeout=60)
         self.call = torch.compile(self.model) if compiled else self.model
         self.bf16 = o.precision == 'bf16'
 
@@ -107,16 +112,17 @@ def main():
     p.add_argument('--precision', default='bf16', choices=('bf16', 'fp32'))
     o = p.parse_args()
     text = read_text(o.data or ['/usr/share/games/fortunes'])
-    trainers = {'eager': Trainer(o, text, False)}
-    print(json.dumps({'ready': torch.__version__,
-                      'params': sum(x.numel() for x in trainers['eager'].model.parameters())}), flush=True)
+    trainers = {}
+    with torch.device('meta'):
+        params = sum(x.numel() for x in Gpt(o).parameters())
+    print(json.dumps({'ready': torch.__version__, 'params': params}), flush=True)
     for line in sys.stdin:
         words = line.split()
         if not words or words[0] == 'quit':
             break
         variant, steps = words[0], int(words[1])
         if variant not in trainers:
-            trainers[variant] = Trainer(o, text, variant == 'compiled')
+            trainers[variant] = Trainer(o, text, variant.endswith('compiled'), variant.startswith('shardd'))
         times, loss = [], None
         for _ in range(steps):
             start = time.perf_counter()

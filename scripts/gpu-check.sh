@@ -18,7 +18,7 @@ here=$(dirname "$(readlink -f "$0")")
 # shellcheck source=scripts/common.sh
 . "$here/common.sh"
 
-programs="shardd shardctl shd-gpt bench_cuda gpu_probe nccl_pair"
+programs="shardd shardctl shd-gpt bench_cuda gpu_probe nccl_pair trail_variants"
 size_mib_max=60
 
 usage() { sed -n -e 1d -e '/^set /q' -e 's/^# \{0,1\}//p' "$here/gpu-check.sh"; }
@@ -59,6 +59,11 @@ stage() {
         file=$(find "$root/$release/tests" -type f -name "$name" | head -n 1)
         strip --strip-debug -o "$test_dir/$name" "$file"
     done
+    # The Python package, with the library beside it.
+    mkdir -p "$to/$release/lib" "$to/$release/python/libshd"
+    cp -a "$root/$release"/lib/libshd.so* "$to/$release/lib/"
+    (cd "$root/$release/python/libshd" && find . -name '*.py' -exec cp --parents -t "$to/$release/python/libshd" {} +)
+    ln -s ../../lib ../../bin "$to/$release/python/libshd/"
     # shellcheck disable=SC2046 # no spaces in there
     libraries "$bin"/* "$test_dir"/* $(find "$root/$release/lib" -name 'libshd.so*' -type f) |
         while read -r file; do
@@ -70,7 +75,7 @@ stage() {
                 cp -L "$file" "$name/$(basename "$file")"
         done
     (cd "$root" && cp --parents scripts/gpu-check.sh scripts/common.sh scripts/gpu/*.py tests/e2e/chaos.py \
-        bench/gpt_torch.py systemd/shardd@.service systemd/gpu.conf "$to/")
+        tests/cuda/test_torch_cuda.py tests/unit/client/python/torch_run.py bench/gpt_torch.py systemd/shardd@.service systemd/gpu.conf "$to/")
     ln -s scripts/gpu-check.sh "$to/gpu-check.sh"
     if [ -d /usr/share/games/fortunes ]; then
         find /usr/share/games/fortunes -maxdepth 1 -type f ! -name '*.dat' ! -name '*.u8' -exec cp -t "$to/data/text" {} +

@@ -269,7 +269,7 @@ def sanitizer(r):
         path = next(iter(tests(name)), None)
         if path is None:
             raise Failed(f'no {name}')
-        status, text = r.run([tool, '--tool', kind, '--error-exitcode', '9', path], env=r.env)
+        status, text = r.run([tool, '--tool', kind, '--error-exitcode', '9', '--report-api-errors', 'no', path], env=r.env)
         if 'Device not supported' in text:
             raise NotTried('compute-sanitizer: Device not supported')
         if status != 0:
@@ -292,13 +292,27 @@ TARGETS = (
     ('gpt.mfu', None, 'its MFU'),
     ('gpt.over_torch_compiled', None, 'over PyTorch compiled'),
     ('gpt.over_torch_eager', None, 'over PyTorch eager'),
+    ('gpt.torch.shardd.step_over_eager', None, 'a step by libshd.torch, of PyTorch\'s eager'),
+    ('gpt.torch.shardd_compiled.step_over_compiled', None, 'and of its compiled'),
 )
 
 
 def bench(r):
+    if not SHIM:
+        r.must([program('trail_variants')], env=r.env)
     r.must([program('bench_cuda'), '--json', *sized((), ('--elems', '65536', '--rounds', '2'))], env=r.env)
     return ', '.join(f'{what} {r.figure(name):.3g}' for name, _, what in TARGETS[:5]
                      if r.figure(name) is not None)
+
+
+def torch(r):
+    """libshd.torch with parameters on the GPU. Its processes have our libraries and PyTorch's."""
+    python = os.environ.get('SHD_CHECK_PYTHON') or machine.torch_python()
+    if SHIM or not python:
+        raise NotTried('the shim is ctest -R torch_cuda' if SHIM else 'no python with PyTorch')
+    env = {**r.env, 'SHD_TEST_TORCH': '1', 'PYTHONPATH': os.path.join(RELEASE, 'python'), 'OMP_NUM_THREADS': '1'}
+    text = r.must([python, '-B', os.path.join(ROOT, 'tests/cuda/test_torch_cuda.py'), RELEASE, 'gpu'], env=env)
+    return ' '.join(line for line in text.splitlines() if line.startswith(('Ran ', 'OK')))
 
 
 def torch_env(r):
@@ -388,6 +402,7 @@ def items():
     yield 'chaos', 100, chaos, False
     yield None, 0, quiet, True
     yield 'bench', 60, bench, False
+    yield 'torch', 160, torch, bool(SHIM)
     yield 'gpt', 170, train, False
     yield 'digest-host', 70, digests([], HOST_DAEMONS), False
     yield 'nccl', 60, nccl, bool(SHIM)

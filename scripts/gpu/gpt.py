@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""shd-gpt on a GPU with its state in a daemon on the same GPU, beside PyTorch, in rounds.
+"""shd-gpt on a GPU with its state in a daemon on the same GPU, beside PyTorch, in rounds; and PyTorch by libshd.torch
+with its state in such a daemon, beside PyTorch alone.
 
 One untimed run of ours comes first, while PyTorch starts. Then rounds: ours, PyTorch eager, PyTorch
-compiled, in turn. PyTorch is killed and started again without the compiled one when compiling takes
+compiled, and both by libshd.torch, in turn. PyTorch is killed and started again without the compiled one when compiling takes
 too long.
 
 Tokens per second, and of the H200's dense bf16 peak (989 TFLOP/s) the share that the model's
@@ -14,6 +15,7 @@ arithmetic makes up (MFU):
 attention counted in full, as is customary). Last line: answer: ...
 """
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -100,10 +102,14 @@ class Torch:
     """bench/gpt_torch.py, which keeps its model between rounds. SHD_CHECK_PYTHON: a python that has
     PyTorch; SHD_CHECK_TORCH_LD: what its loader gets, instead of the libraries that came along."""
 
-    def __init__(self, o):
+    def __init__(self, o, address=None):
+        """address: of daemons, for the variants of libshd.torch; such a process has our libraries, too."""
         self.o, self.process, self.version, self.variants = o, None, None, []
         env = {k: v for k, v in os.environ.items() if k not in ('LD_LIBRARY_PATH', 'LD_PRELOAD')}
-        if os.environ.get('SHD_CHECK_TORCH_LD'):
+        if address is not None:
+            env.update(SHARDD_ADDRESS=address, PYTHONPATH=os.path.join(o.bin, os.pardir, 'python'),
+                       LD_LIBRARY_PATH=os.environ.get('LD_LIBRARY_PATH', ''))
+        elif os.environ.get('SHD_CHECK_TORCH_LD'):
             env['LD_LIBRARY_PATH'] = os.environ['SHD_CHECK_TORCH_LD']
         if o.torch_device == 'none':
             return
@@ -118,10 +124,11 @@ class Torch:
         if head is None:
             return
         self.version = head.get('ready')
-        figure('gpt.torch.params', 'parameters', [head['params']])
+        if 'eager' in variants:
+            figure('gpt.torch.params', 'parameters', [head['params']])
         for variant in variants:
             start = time.monotonic()
-            until = self.o.seconds - (ROUNDS_S if variant == 'compiled' else 0)
+            until = self.o.seconds - (ROUNDS_S if variant.endswith('compiled') else 0)
             if self.run(variant, 2, until) is not None:
                 self.variants.append(variant)
                 figure(f'gpt.torch.{variant}.first_steps', 's', [time.monotonic() - start])
@@ -164,24 +171,58 @@ class Torch:
             self.process.wait()
 
 
-def start_torch(o):
+def start_torch(o, *address):
     """PyTorch, being started."""
+    if address == (None,):
+        return Torch(argparse.Namespace(**{**vars(o), 'torch_device': 'none'}))
     try:
-        return Torch(o)
+        return Torch(o, *address)
     except OSError as e:
         print(f'PyTorch does not start: {e}', flush=True)
         return Torch(argparse.Namespace(**{**vars(o), 'torch_device': 'none'}))
+
+
+@contextlib.contextmanager
+def daemon(o):
+    """The address of a daemon on the GPU, for as long as it takes; None: it cannot be had, or nobody needs it."""
+    if o.torch_device == 'none':
+        yield None
+        return
+    shardctl = os.path.join(o.bin, 'shardctl')
+    with tempfile.TemporaryDirectory(prefix='shd-', dir=os.environ.get('XDG_RUNTIME_DIR')) as where:
+        address = os.path.join(where, 'run')
+        up = subprocess.run([shardctl, 'up', '--devices', 'gpu0', '--runtime-dir', address], stdin=subprocess.DEVNULL,
+                            capture_output=True, text=True, check=False)
+        if up.returncode:
+            print(f'no daemon for libshd.torch: {up.stderr.strip()}', flush=True)
+        try:
+            yield None if up.returncode else address
+        finally:
+            subprocess.run([shardctl, 'down', '--yes', '--runtime-dir', address], capture_output=True, check=False)
+
+
+def sharded_figures(o, theirs, sharded):
+    """What libshd.torch makes of PyTorch's steps, round by round: time over time."""
+    said = []
+    for variant, name in (('shardd', 'eager'), ('shardd_compiled', 'compiled')):
+        if sharded.get(variant) and theirs.get(name):
+            rate_figures(o, f'gpt.torch.{variant}', sharded[variant])
+            ratios = [alone / ours for alone, ours in zip(theirs[name], sharded[variant])]
+            figure(f'gpt.torch.{variant}.step_over_{name}', 'ratio', ratios)
+            said.append(f'a step by libshd.torch {statistics.median(ratios):.3f} of PyTorch {name}')
+    return said
 
 
 def in_time(o):
     return time.monotonic() - BEGIN < o.seconds
 
 
-def rounds(o, torch, ours):
+def rounds(o, torch, libshd, ours):
     """Ours and PyTorch's in turn; the ratio of each round. ours: the rates of our rounds, added to.
     Figures also when one fails."""
     theirs = {variant: [] for variant in torch.variants}
     ratios = {variant: [] for variant in torch.variants}
+    sharded = {variant: [] for variant in libshd.variants}
     try:
         for number in range(o.rounds):
             if number > 0 and not in_time(o):
@@ -193,13 +234,16 @@ def rounds(o, torch, ours):
                 if got is not None:
                     theirs[variant].append(got)
                     ratios[variant].append(rate / got)
+            for variant in libshd.variants:
+                if (got := libshd.run(variant, o.steps, o.seconds + GRACE_S)) is not None:
+                    sharded[variant].append(got)
     finally:
         rate_figures(o, 'gpt', ours)
         for variant in [v for v in torch.variants if theirs[v]]:
             rate_figures(o, f'gpt.torch.{variant}', theirs[variant])
             figure(f'gpt.over_torch_{variant}', 'ratio', ratios[variant])
     said = [f'{statistics.median(ratios[v]):.2f} of PyTorch {v}' for v in torch.variants if ratios[v]]
-    return steps, said or ['no PyTorch']
+    return steps, (said or ['no PyTorch']) + sharded_figures(o, theirs, sharded)
 
 
 def rate_figures(o, name, rates):
@@ -241,21 +285,24 @@ def recompute(o, ours, held):
 def main():
     o = parse()
     flop = flop_per_token(o)
-    torch = start_torch(o)
     ours = []
-    try:
-        _, _, held = shd_run(o, DAEMON, ['--path', 'map'])  # libraries and text are read from the disk
-        torch.ready(['eager', 'compiled'])
-        if torch.variants == ['eager']:  # compiling took it along
+    with daemon(o) as address:
+        torch, libshd = start_torch(o), start_torch(o, address)
+        try:
+            _, _, held = shd_run(o, DAEMON, ['--path', 'map'])  # libraries and text are read from the disk
+            torch.ready(['eager', 'compiled'])
+            if torch.variants == ['eager']:  # compiling took it along
+                torch.close()
+                torch = start_torch(o)
+                torch.ready(['eager'])
+            libshd.ready([f'shardd{"_compiled" * (variant == "compiled")}' for variant in torch.variants])
+            steps, parts = rounds(o, torch, libshd, ours)
+            parts += ways(o, ours)
+            if in_time(o):
+                parts.append(recompute(o, ours, held))
+        finally:
             torch.close()
-            torch = start_torch(o)
-            torch.ready(['eager'])
-        steps, parts = rounds(o, torch, ours)
-        parts += ways(o, ours)
-        if in_time(o):
-            parts.append(recompute(o, ours, held))
-    finally:
-        torch.close()
+            libshd.close()
     figure('gpt.map.bytes_copied', 'bytes/step', [s['bytes_copied'] for s in steps])
     figure('gpt.flop_per_token', 'FLOP', [flop])
     copied = max(s['bytes_copied'] for s in steps)
