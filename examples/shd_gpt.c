@@ -141,7 +141,8 @@ static void train_tell_row(struct train *t, const struct shd_step_row *row)
     progress_step(&t->progress, &p);
 }
 
-#define ROWS_AT_ONCE 64u
+#define TRAIN_SLOTS_MAX 64u /* shd_options.slots */
+#define ROWS_AT_ONCE    64u
 
 /* Rank 0 prints the steps below `end` that others finished without it. */
 static int train_tell(struct train *t, uint64_t end, struct shd_err *e)
@@ -344,6 +345,16 @@ static int train_is_told_to_end(void *ctx)
     return train_signal != 0;
 }
 
+/* Gradients on their way. A worker on a GPU is ahead of it, and waits where they have no room: one
+ * for each layer, which is the memory of gradients elsewhere. Those of ddp leave all at once. */
+static uint32_t train_slots(const struct options *o)
+{
+    const bool ahead = o->chosen.cuda && o->chosen.policy.strategy != SHD_DDP;
+    if (o->slots > 0 || !ahead || o->standalone || o->evaluate)
+        return (uint32_t)o->slots;
+    return o->layers < 2 ? 2 : o->layers > TRAIN_SLOTS_MAX ? TRAIN_SLOTS_MAX : (uint32_t)o->layers;
+}
+
 /* Sets *ret_refused when the schedule cannot be what the options say. */
 static int train_open_model(struct train *t, bool *ret_refused, struct shd_err *e)
 {
@@ -353,6 +364,7 @@ static int train_open_model(struct train *t, bool *ret_refused, struct shd_err *
     const struct shd_options session = { .size = sizeof session,
                                          .address = o->standalone ? "local:" : o->address,
                                          .name = "shd-gpt",
+                                         .slots = train_slots(o),
                                          .threads = o->standalone ? (uint32_t)o->threads : 0,
                                          .device = alone ? NULL : o->device,
                                          .idle = o->evaluate ? train_is_told_to_end : NULL,

@@ -7,7 +7,9 @@
  * where the session has no device: they are then copied back and forth, see cuda/).
  *
  * forward() and backward() return when they are done with the arrays: what is released or returned
- * afterwards is neither read nor written any more.
+ * afterwards is neither read nor written any more. Not so once the caller has named `stream` to
+ * libshd, and says so in `ordered`: then they return when their work is queued there, and an error
+ * may be that of earlier work.
  *
  * One thread at a time. Errors: SHD_EIO the device failed, with what and why; the host has none.
  */
@@ -51,6 +53,8 @@ struct backend { /* first member of each implementation's struct */
     const struct backend_ops *ops;
     double loss_scale;    /* of the batches to come, 1 at first; the caller's to set */
     const double *losses; /* [batch, seq] of the host, after the head's forward */
+    void *stream;         /* for shd_set_stream(), borrowed; NULL: there is none */
+    bool ordered;         /* the caller's to set: it was named */
     /* Of activations and scratch: what is, or would be, allocated without and with recompute. */
     uint64_t activation_bytes[2];
     /* For the log: "GPU 0 (NVIDIA H200), cuBLAS 13.0, bf16 products"; "": nothing to say. */

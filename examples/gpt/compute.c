@@ -27,6 +27,16 @@ static struct backend_config compute_config(const struct compute *c)
                                     .staged = o->standalone || o->evaluate };
 }
 
+/* Where owners' arrays are a GPU's they are used in the order of its stream, without waits. */
+static int compute_order(struct compute *c, const struct backend_config *config, struct shd_err *e)
+{
+    if (c->backend->stream == NULL || config->staged)
+        return SHD_OK;
+    const int r = shd_set_stream(c->model, c->backend->stream, e);
+    c->backend->ordered = r == SHD_OK;
+    return r;
+}
+
 int compute_init(struct compute *c, struct shd_err *e)
 {
     const struct options *o = c->options;
@@ -42,7 +52,7 @@ int compute_init(struct compute *c, struct shd_err *e)
     c->backward_ns = calloc(units, sizeof *c->backward_ns);
     if (c->windows == NULL || c->forward_ns == NULL || c->backward_ns == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a batch of %ju", (uintmax_t)o->batch);
-    return SHD_OK;
+    return compute_order(c, &config, e);
 }
 
 void compute_deinit(struct compute *c)

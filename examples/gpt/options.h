@@ -38,6 +38,7 @@ struct options {
     const char *device, *math;
     uint64_t forward_prefetch;
     uint64_t max_live_units, max_live_bytes; /* 0: no bound */
+    uint64_t slots;                          /* 0: as many as make sense */
     uint64_t experts, adapters;              /* 0: none */
     double fetch_delay_ms;
     /* For tests. */

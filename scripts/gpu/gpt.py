@@ -256,12 +256,14 @@ def ways(o, ours):
     """The same with copies, and without a daemon: what the exchange costs."""
     parts = []
     for name, words, more in (('copy', DAEMON, ['--path', 'copy']),
+                              ('slots2', DAEMON, ['--path', 'map', '--slots', '2']),
                               ('standalone', ('shd-gpt', '--standalone'), [])):
         if not in_time(o):
             break
         rate, steps, _ = shd_run(o, words, more)
         figure(f'gpt.{name}.tokens', 'tok/s', [rate])
         figure(f'gpt.{name}.bytes_copied', 'bytes/step', [steps[-1]['bytes_copied']])
+        figure(f'gpt.{name}.wait_share', 'ratio', [s['wait_ns'] / s['step_ns'] for s in steps])
         parts.append(f'{name} {rate / statistics.median(ours):.2f}')
     return parts
 
@@ -304,6 +306,7 @@ def main():
             torch.close()
             libshd.close()
     figure('gpt.map.bytes_copied', 'bytes/step', [s['bytes_copied'] for s in steps])
+    figure('gpt.map.wait_share', 'ratio', [s['wait_ns'] / s['step_ns'] for s in steps])
     figure('gpt.flop_per_token', 'FLOP', [flop])
     copied = max(s['bytes_copied'] for s in steps)
     rate = statistics.median(ours)

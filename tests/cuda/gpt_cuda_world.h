@@ -57,6 +57,7 @@ static void world_deinit(struct world *w)
 struct outcome {
     double loss;
     float *grads[UNITS_MAX]; /* NULL: frozen */
+    uint64_t waits;          /* of run_device()'s micro-batch, for the stream; 0: not counted */
 };
 
 static void outcome_free(struct outcome *o)
@@ -211,7 +212,10 @@ static struct outcome run_staged(const struct world *w, const struct backend_con
     return o;
 }
 
-/* The same with arrays in device memory, as a session of the device has them. */
+/* Waits for streams that there have been; NULL: nobody counts them. */
+static uint64_t (*waits_so_far)(void);
+
+/* The same with arrays in device memory, as a session of the device has them, in stream order. */
 static struct outcome run_device(const struct world *w, struct backend_config config,
                                  double loss_scale)
 {
@@ -235,7 +239,11 @@ static struct outcome run_device(const struct world *w, struct backend_config co
         free(copy);
     }
     b->loss_scale = loss_scale;
+    b->ordered = true;
+    const uint64_t before = waits_so_far != NULL ? waits_so_far() : 0;
     o.loss = run_micro(w, b, params, grads);
+    o.waits = waits_so_far != NULL ? waits_so_far() - before : 0;
+    EXPECT(gpu.cuda->cuStreamSynchronize(b->stream) == CUDA_SUCCESS);
     for (uint32_t u = 0; u < w->units; u++) {
         if (grads[u] != NULL)
             gpu_copy(&gpu, o.grads[u], grads[u], w->elems[u] * sizeof(float));

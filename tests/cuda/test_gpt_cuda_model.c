@@ -345,6 +345,11 @@ static struct shim shim_find(void)
 }
 
 /* Kernels and products of a micro-batch: docs/gpu.md reckons with them. */
+static uint64_t count_waits(void)
+{
+    return shim_find().calls("cuStreamSynchronize");
+}
+
 TEST(launches_of_a_micro_batch)
 {
     for (uint64_t blocks = 1; blocks <= 2; blocks++) { /* of attention */
@@ -357,6 +362,11 @@ TEST(launches_of_a_micro_batch)
         shim.fail(NULL); /* counts anew */
         struct outcome o = run_staged(&w, &config, 1);
         EXPECT_EQ(shim.calls("cuLaunchKernel"), 2 * (13 + w.shape.layers * (35 + 8 * blocks)));
+        waits_so_far = count_waits;
+        struct outcome ordered = run_device(&w, config, 1);
+        waits_so_far = NULL;
+        EXPECT_EQ(ordered.waits, 1); /* for the losses */
+        outcome_free(&ordered);
         outcome_free(&o);
         world_deinit(&w);
     }

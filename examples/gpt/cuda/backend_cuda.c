@@ -6,7 +6,9 @@
  * parameters are copied to the device before its work, its gradients from there after it.
  *
  * Streams. All work is queued on one stream; each forward and backward waits for it before it
- * returns, since what they read may be released, and what they wrote returned, right after.
+ * returns, since what they read may be released, and what they wrote returned, right after. Where
+ * libshd goes by that stream (backend.ordered) the host waits for what it has to know alone:
+ * losses, and how many rows each expert has.
  *
  * Failure: the first error of a call's queued work is its result. A CUDA error may leave the
  * process's context useless; the run ends with it, and the owners have the state.
@@ -29,6 +31,7 @@ struct backend_cuda {
     bool staged;
     void *stage[STAGE_SLOTS]; /* owned; NULL unless staged */
     void *pinned;             /* owned: batch and losses */
+    bool batch_read;          /* the stream is past the batch's copies: it may be written to */
     struct gpu_batch batch;
     double *losses; /* [R] */
 };
@@ -36,6 +39,13 @@ struct backend_cuda {
 static struct backend_cuda *cuda_of(struct backend *b)
 {
     return (struct backend_cuda *)b;
+}
+
+/* All that is queued is done. */
+static int finish(struct backend_cuda *c, struct shd_err *e)
+{
+    c->batch_read = true;
+    return gpu_finish(&c->model.gpu, e);
 }
 
 /* -- The batch ------------------------------------------------------------------------------- */
@@ -67,20 +77,24 @@ static int cuda_set_batch(struct backend *b, const uint8_t *windows, struct shd_
     struct backend_cuda *c = cuda_of(b);
     struct gpu_model *m = &c->model;
     const uint64_t seq = m->shape.seq, rows = m->rows;
+    gpu_enter(&m->gpu);
+    const int r = c->batch_read ? SHD_OK : finish(c, e); /* one that was given up */
+    if (r != SHD_OK)
+        return r;
     m->loss_scale = (float)b->loss_scale;
     for (uint64_t i = 0; i < m->batch; i++) {
         memcpy(c->batch.tokens + i * seq, windows + i * (seq + 1), seq);
         memcpy(c->batch.targets + i * seq, windows + i * (seq + 1) + 1, seq);
     }
     m->input.segment_count = batch_sort(&c->batch, rows);
-    gpu_enter(&m->gpu);
     gpu_copy(&m->gpu, m->input.tokens, c->batch.tokens, rows);
     gpu_copy(&m->gpu, m->input.targets, c->batch.targets, rows);
     gpu_copy(&m->gpu, m->input.sorted, c->batch.sorted, rows * sizeof *m->input.sorted);
     gpu_copy(&m->gpu, m->input.first, c->batch.first, (GPU_VOCAB + 1) * sizeof *m->input.first);
     gpu_copy(&m->gpu, m->input.segments, c->batch.segments,
              m->input.segment_count * sizeof *m->input.segments);
-    return gpu_finish(&m->gpu, e);
+    c->batch_read = false;
+    return b->ordered ? gpu_queued(&m->gpu, e) : finish(c, e);
 }
 
 /* -- Arrays ---------------------------------------------------------------------------------- */
@@ -176,6 +190,12 @@ static void backward(struct gpu_model *m, struct gpt_unit u, const struct backen
         gpu_model_block_backward(m, u.layer, &a);
 }
 
+/* Is it something that the host has to know? */
+static bool tells_host(const struct gpu_model *m, struct gpt_unit u)
+{
+    return u.kind == GPT_HEAD || (m->shape.experts > 0 && u.kind == GPT_BLOCK);
+}
+
 /* One pass of a unit; a frozen block's is that of its adapters' unit. */
 static int cuda_run(struct backend *b, uint32_t unit, const struct backend_arrays *a,
                     void (*pass)(struct gpu_model *, struct gpt_unit,
@@ -194,7 +214,8 @@ static int cuda_run(struct backend *b, uint32_t unit, const struct backend_array
         gpu_copy(&m->gpu, c->losses, m->losses, m->rows * sizeof *m->losses);
     unstage_grad(c, STAGE_GRAD, unit, a->grad);
     unstage_grad(c, STAGE_USED_GRAD, gpt_unit_uses(&m->shape, unit), a->used_grad);
-    return gpu_finish(&m->gpu, e);
+    const bool waits = !b->ordered || (pass == forward && tells_host(m, u));
+    return waits ? finish(c, e) : gpu_queued(&m->gpu, e);
 }
 
 static int cuda_forward(struct backend *b, uint32_t unit, const struct backend_arrays *a,
@@ -249,7 +270,7 @@ static int cuda_spoil(struct backend *b, float *grad, struct shd_err *e)
         grad[0] = infinite;
     else
         gpu_copy(&c->model.gpu, grad, &infinite, sizeof infinite);
-    return gpu_finish(&c->model.gpu, e);
+    return finish(c, e);
 }
 
 /* -- Memory ---------------------------------------------------------------------------------- */
@@ -314,7 +335,8 @@ int backend_cuda_new(const struct backend_config *config, struct backend **ret_b
     if (c == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the model");
     *c = (struct backend_cuda){ .base = { .ops = &cuda_ops, .loss_scale = 1 },
-                                .staged = config->staged };
+                                .staged = config->staged,
+                                .batch_read = true };
     int r = gpu_model_init(&c->model, config, e);
     if (r == SHD_OK)
         r = cuda_pin(c, e);
@@ -325,6 +347,7 @@ int backend_cuda_new(const struct backend_config *config, struct backend **ret_b
         return r;
     }
     c->base.losses = c->losses;
+    c->base.stream = c->model.gpu.stream;
     memcpy(c->base.activation_bytes, c->model.bytes, sizeof c->model.bytes);
     snprintf(c->base.describe, sizeof c->base.describe, "%s, %s products%s", c->model.gpu.describe,
              config->publish == SHD_BF16  ? "bf16"

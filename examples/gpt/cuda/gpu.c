@@ -176,6 +176,11 @@ void gpu_enter(struct gpu *g)
 int gpu_finish(struct gpu *g, struct shd_err *e)
 {
     gpu_check(g, g->cuda->cuStreamSynchronize(g->stream), "compute");
+    return gpu_queued(g, e);
+}
+
+int gpu_queued(struct gpu *g, struct shd_err *e)
+{
     if (gpu_ok(g))
         return SHD_OK;
     const struct shd_err first = g->err;

@@ -1,8 +1,8 @@
 /* gpu.h: one GPU as this program uses it: a stream, the kernels of kernels.cu, cuBLAS, memory.
  *
  * Everything but gpu_finish() only queues work, in order, on one stream of our own. The first thing
- * that goes wrong is kept, what is queued after it is not, and gpu_finish() tells: so callers write
- * down the sequence and check once.
+ * that goes wrong is kept, what is queued after it is not, and gpu_finish() tells (or
+ * gpu_queued()): so callers write down the sequence and check once.
  *
  * One thread at a time. The context is the device's primary one, which libshd uses as well.
  */
@@ -93,6 +93,8 @@ void gpu_host_free(struct gpu *g, void *memory);
 
 /* Wait for all that was queued; the first error since the last call. */
 int gpu_finish(struct gpu *g, struct shd_err *e);
+/* The first error so far, without a wait. */
+int gpu_queued(struct gpu *g, struct shd_err *e);
 
 /* Queue: a kernel by its own struct, on blocks of GPU_THREADS. blocks 0: nothing. */
 void gpu_launch(struct gpu *g, enum gpu_kernel kernel, uint64_t blocks, const void *args);

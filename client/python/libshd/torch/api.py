@@ -132,7 +132,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
         return Engine(module, model, parts, place, policy, device=where, buffers=Buffers(model, statistics, where),
                       dtype=publish or dtype, stream=grads == 'stream', overlap=overlap,
                       elastic=micro_batches > 0, weighted=loss == 'sum')
-    engine = attach.attached(address, name, timeout, begin, where.name, where.slots(every))
+    engine = attach.attached(address, name, timeout, begin, where.name, where.slots(every, policy))
     engine.model.session.watch = Group.find(place.world)
     ENGINES[module] = engine
     add_hooks(module, engine)

@@ -37,7 +37,7 @@ class Host:
 
     tensor = staticmethod(tensor_at)
 
-    def slots(self, _units: Sequence[Unit]) -> int:
+    def slots(self, _units: Sequence[Unit], _policy: Policy) -> int:
         """Gradients on their way to each owner, 0: as many as the plan needs. They are read during a call."""
         return 0
 
@@ -88,9 +88,11 @@ class Cuda:
             raise NotSupported(f'PyTorch made a copy of memory of {self.name}: parameters have to be in place')
         return found.view(dtype)
 
-    def slots(self, units: Sequence[Unit]) -> int:
+    def slots(self, units: Sequence[Unit], policy: Policy) -> int:
         """As many as take no more memory than PyTorch's own gradients would: backward() is ahead of the GPU, and waits
         where there is no room for what it hands over."""
+        if not policy.early:  # all at once, at the end
+            return 0
         sizes = [elems_of(unit) for unit in units if unit.trainable]
         return max(2, min(_SLOTS_MAX, sum(sizes) // max(sizes)))
 
