@@ -87,10 +87,10 @@ static struct gradient gradient_of(const struct model_unit *mu)
     return (struct gradient){ slots + req->slot * m->map->slot_bytes, req->dtype };
 }
 
-/* Of the last gradient, or of each: what it brought. */
-static bool keeps_sum(const struct model_unit *mu)
+/* What each gradient brings is kept, in a model with guard_audit. */
+static bool is_audited(const struct model *m)
 {
-    return mu->action.last || mu->model->metrics->who.parts != NULL;
+    return m->metrics->who.parts != NULL;
 }
 
 static struct kern_op accumulate_op(struct model_unit *mu)
@@ -103,7 +103,7 @@ static struct kern_op accumulate_op(struct model_unit *mu)
                                  .grad_dtype = g.dtype,
                                  .elems = mu->model->map->slice[mu->unit].elems,
                                  .first = mu->action.first,
-                                 .sum = keeps_sum(mu) ? &mu->sum : NULL,
+                                 .sum = mu->action.last || is_audited(mu->model) ? &mu->sum : NULL,
                                  .trail = trail_of(mu),
                              } };
 }
@@ -180,6 +180,24 @@ static bool touches_all(const struct model_unit *mu)
     return mu->kind == MODEL_APPLY || mu->kind == MODEL_PUT || mu->kind == MODEL_PUBLISH;
 }
 
+static bool applies(const struct model_unit *mu)
+{
+    return mu->kind == MODEL_APPLY || mu->kind == MODEL_PUT;
+}
+
+/* Copies of what an update changes, and pages of a state on a file, come before its kernel. A sum
+ * in memory needs neither. */
+static int make_way(struct model_unit *mu, struct shd_err *e)
+{
+    struct model *m = mu->model;
+    if (!applies(mu) && !m->state.file)
+        return SHD_OK;
+    const int r = capture_before_work(m, mu->unit, applies(mu), touches_all(mu), e);
+    if (r == SHD_OK && m->state.file)
+        mu->paged = touches_all(mu) ? MODEL_PAGED_ALL : MODEL_PAGED_SUM;
+    return r;
+}
+
 /* over: the unit is updated. */
 static void let_go_of_pages(struct model_unit *mu, bool over)
 {
@@ -203,12 +221,10 @@ static int run_here(struct model_unit *mu, const struct kern_op *op, struct shd_
 
 static int submit(struct model_unit *mu, struct shd_err *e)
 {
-    struct model *m = mu->model;
-    const bool updates = mu->kind == MODEL_APPLY || mu->kind == MODEL_PUT;
-    int r = capture_before_work(m, mu->unit, updates, touches_all(mu), e);
+    const struct model *m = mu->model;
+    int r = make_way(mu, e);
     if (r != SHD_OK)
         return r;
-    mu->paged = touches_all(mu) ? MODEL_PAGED_ALL : MODEL_PAGED_SUM;
     const struct kern_op op = op_of(mu);
     r = run_here(mu, &op, e);
     if (r == SHD_PENDING)
@@ -283,11 +299,6 @@ static void note_work(const struct model_unit *mu)
                          .skip = mu->kind != MODEL_APPLY || mu->action.skip });
 }
 
-static bool applies(const struct model_unit *mu)
-{
-    return mu->kind == MODEL_APPLY || mu->kind == MODEL_PUT;
-}
-
 static void store_done_word(struct model_unit *mu)
 {
     const struct step_word done = mu->action.done;
@@ -320,8 +331,7 @@ static void keep_part(const struct model_unit *mu)
         .first = a->first,
         .session = a->ref != 0 ? op_of_ref(mu->model, a->ref)->req.session : 0,
     };
-    if (mu->kind == MODEL_ACCUMULATE)
-        metrics_keep_part(mu->model->metrics, &part, mu->sum.finite ? &mu->sum.sum : NULL);
+    metrics_keep_part(mu->model->metrics, &part, mu->sum.finite ? &mu->sum.sum : NULL);
 }
 
 static void work_done(struct task *task)
@@ -339,8 +349,10 @@ static void work_done(struct task *task)
         return;
     }
     note_work(mu);
-    keep_part(mu);
-    model_unit_end(mu);
+    if (mu->kind == MODEL_ACCUMULATE && is_audited(m))
+        keep_part(mu);
+    if (applies(mu))
+        model_unit_updated(mu);
     if (mu->hypers != NULL)
         model_hypers_done(m, mu->hypers);
     mu->hypers = NULL;
@@ -376,7 +388,8 @@ static void done_without_kernel(struct model_unit *mu)
 static void start_work(struct model *m, const struct step_action *a, enum model_work_kind kind)
 {
     struct model_unit *mu = &m->units[a->unit];
-    model_unit_begin(mu, a);
+    if (a->kind == STEP_DO_APPLY)
+        model_unit_update(mu, a);
     mu->kind = kind;
     mu->action = *a;
     mu->submitted_ns = uv_hrtime();

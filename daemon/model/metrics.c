@@ -49,6 +49,18 @@ void metrics_model_deinit(struct metrics_model *m)
 /* -- Who brought what ---------------------------------------------------------------------------
  */
 
+void metrics_remember_sender(struct metrics_model *m, uint32_t groups, uint32_t group,
+                             const struct metrics_sender *sender)
+{
+    struct metrics_who *who = &m->who;
+    if (who->senders == NULL) {
+        who->groups = groups;
+        who->senders = sys_calloc(groups, sizeof *who->senders);
+    }
+    if (who->senders != NULL)
+        who->senders[group] = *sender;
+}
+
 int metrics_audit(struct metrics_model *m, uint32_t units, uint32_t groups, struct shd_err *e)
 {
     void *memory = sys_calloc(1, parts_bytes(units, groups));

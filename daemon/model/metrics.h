@@ -117,6 +117,10 @@ void metrics_keep_part(struct metrics_model *m, const struct metrics_part *part,
 bool metrics_parts(const struct metrics_model *m, const struct metrics_part *from, uint32_t count,
                    uint8_t *ret_bytes);
 
+/* The sender of a group, of so many. Without memory for it nobody is named. */
+void metrics_remember_sender(struct metrics_model *m, uint32_t groups, uint32_t group,
+                             const struct metrics_sender *sender);
+
 /* Who sent it; NULL: not known (any more). */
 const struct metrics_sender *metrics_part_sender(const struct metrics_model *m,
                                                  const struct metrics_part *part);

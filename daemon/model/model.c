@@ -487,11 +487,6 @@ uint64_t model_gone_back(const struct model *m)
     return step_gone_back(m->core);
 }
 
-uint64_t model_slice_elems(const struct model *m, uint32_t unit)
-{
-    return m->map->slice[unit].elems;
-}
-
 int model_go_on(struct model *m, struct shd_err *e)
 {
     if (m->map->owner != 0)

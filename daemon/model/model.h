@@ -243,9 +243,6 @@ int model_take_settings(struct model *m, const char *json, struct shd_err *e);
 /* 1 + the step that its guard has gone back for, by the last rewind; 0: that was somebody's. */
 uint64_t model_gone_back(const struct model *m);
 
-/* Elements of a unit that are here. */
-uint64_t model_slice_elems(const struct model *m, uint32_t unit);
-
 /* What a committed step came from, which was skipped. False: it is not known. */
 bool model_cause(const struct model *m, uint64_t step, struct step_cause *ret_cause);
 

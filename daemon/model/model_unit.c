@@ -46,18 +46,16 @@ static struct unit_norm take_gradient(const struct model_unit *mu, const struct 
     return (struct unit_norm){ apply->step + 1, root_of(&mu->sum) / step.divisor };
 }
 
-void model_unit_begin(struct model_unit *mu, const struct step_action *next)
+void model_unit_update(struct model_unit *mu, const struct step_action *next)
 {
     const struct model *m = mu->model;
     mu->change = NULL;
-    if (next->kind != STEP_DO_APPLY)
-        return;
     mu->applied = take_gradient(mu, next);
     if (!next->put && !next->skip && has_gradient(mu))
         mu->change = norms_take_change(m->metrics->norms, next->step);
 }
 
-void model_unit_end(struct model_unit *mu)
+void model_unit_updated(struct model_unit *mu)
 {
     struct kern_change *change = mu->change;
     if (change == NULL)

@@ -62,12 +62,12 @@ struct model_unit {
     struct model_unit *next; /* in the backlog */
 };
 
-/* Work on the unit is about to begin; mu->action is still that of the work before it. Of an APPLY:
- * that has left the step's gradient, and it is found out whether the update is measured. */
-void model_unit_begin(struct model_unit *mu, const struct step_action *next);
+/* The unit's update (an APPLY) is about to begin; mu->action is still that of the work before it,
+ * which has left the step's gradient. It is found out whether the update is measured. */
+void model_unit_update(struct model_unit *mu, const struct step_action *next);
 
 /* It is done. */
-void model_unit_end(struct model_unit *mu);
+void model_unit_updated(struct model_unit *mu);
 
 /* The model has gone back to this step. */
 void model_units_forget(struct model *m, uint64_t step);

@@ -120,6 +120,18 @@ void op_range_end(struct op *op)
     pool->ranges[place] = NULL;
 }
 
+int op_keep(struct op *op, const void *data, size_t bytes)
+{
+    if (op->text != NULL || bytes == 0)
+        return SHD_OK;
+    op->text = sys_malloc(bytes);
+    if (op->text == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory for %zu bytes of a request that waits",
+                       bytes);
+    memcpy(op->text, data, bytes);
+    return SHD_OK;
+}
+
 /* -- Replies ------------------------------------------------------------------------------------
  */
 

@@ -86,6 +86,10 @@ void op_range_end(struct op *op);
  * the caller's again afterwards. Loop thread; never blocks. */
 void op_serve_frame(struct daemon *d, uint64_t conn, bool by_ring, const void *frame, size_t bytes);
 
+/* For a wait: op->text becomes a copy of what lies in the request's frame, which will be gone. One
+ * that was made before stays. Errors: SHD_ENOMEM. */
+int op_keep(struct op *op, const void *data, size_t bytes);
+
 /* Send the reply with this status and give the op back. status is what a handler would return;
  * never SHD_PENDING. Nothing is sent when the session has gone. */
 void op_finish(struct op *op, int status);

@@ -23,8 +23,8 @@
 #include "daemon/op/receive.h"
 #include "daemon/op/requests.h"
 #include "kernels/runs.h"
-#include "proto/base/sys.h"
 #include "proto/share/board.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 
 /* RETURN: a unit's gradient of one micro-batch lies in a slot of the session's inbox. Happy path:
@@ -53,7 +53,8 @@ static int check_place(struct op *op)
     if (req->unit >= spec->unit_count)
         return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
                        spec->unit_count);
-    if (req->micro >= spec_returns(spec)) /* the step's own number is the core's to check */
+    /* Its first micro-batch; how many this very step has is the core's to check. */
+    if ((uint64_t)req->micro * spec->accumulate >= spec->micro_batches)
         return err_set(&op->err, SHD_ERANGE,
                        "micro-batch %" PRIu32 " of a step with %" PRIu32 " (groups of %" PRIu32 ")",
                        req->micro, spec_returns(spec), spec->accumulate);
@@ -66,19 +67,14 @@ static int check_place(struct op *op)
 
 static void remember_sender(struct model *m, uint32_t group, const struct session *s)
 {
-    struct metrics_who *who = &m->metrics->who;
-    if (who->senders == NULL) { /* without it nobody is named: no harm to the data path */
-        who->groups = spec_returns(m->spec);
-        who->senders = sys_calloc(who->groups, sizeof *who->senders);
-    }
-    if (who->senders == NULL || who->senders[group].session == s->id)
+    const struct metrics_who *who = &m->metrics->who;
+    if (who->senders != NULL && who->senders[group].session == s->id)
         return;
-    struct metrics_sender *sender = &who->senders[group];
-    sender->session = s->id;
-    sender->pid = s->pid;
-    sender->start_time = s->start_time;
-    sender->rank = s->rank;
-    snprintf(sender->name, sizeof sender->name, "%.*s", (int)sizeof sender->name - 1, s->name);
+    struct metrics_sender sender = {
+        .session = s->id, .pid = s->pid, .start_time = s->start_time, .rank = s->rank
+    };
+    snprintf(sender.name, sizeof sender.name, "%.*s", (int)sizeof sender.name - 1, s->name);
+    metrics_remember_sender(m->metrics, spec_returns(m->spec), group, &sender);
 }
 
 /* Numbers are summed by their places, so all of a step must have the same names. */
@@ -111,17 +107,82 @@ static void credit_unused(const struct op *op)
     apply_actions(op->model, &actions);
 }
 
-/* For a wait: the names lie in the frame, which will be gone. */
 static int keep_names(struct op *op)
 {
     const char **names = &op->req.return_grad.metric_names;
-    if (op->text == NULL && (*names)[0] != '\0') {
-        op->text = sys_strdup(*names);
-        if (op->text == NULL)
-            return err_set(&op->err, SHD_ENOMEM, "no memory for names of metrics");
-    }
+    const int r = op_keep(op, *names, (*names)[0] != '\0' ? strlen(*names) + 1 : 0);
     *names = op->text != NULL ? op->text : "";
-    return SHD_OK;
+    return r;
+}
+
+/* Most gradients count at once. Not one that comes by a link, that a drain may hold, or that is
+ * hashed before. */
+static bool may_wait(const struct op *op)
+{
+    return op->req.return_grad.turn > 0 || op->daemon->drain_session != 0 ||
+           (op->model->spec->verify_every > 0 && verified_wants(op));
+}
+
+static int take_slot(struct op *op, struct inbox *inbox)
+{
+    return op->req.return_grad.none || op->inbox != NULL ? SHD_OK : inbox_take_slot(op, inbox);
+}
+
+/* SHD_PENDING: the handler is called again. */
+static int wait_first(struct op *op, struct inbox *inbox)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    int r = keep_names(op);
+    if (r == SHD_OK && req->turn > 0 && !op->received)
+        return receive_grad(op, inbox);
+    if (r == SHD_OK && drain_holds(op, req->step))
+        return SHD_PENDING;
+    if (r == SHD_OK)
+        r = take_slot(op, inbox);
+    return r == SHD_OK ? verified_hash(op) : r;
+}
+
+static void note_arrival(const struct op *op)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    const uint64_t elems = req->none ? 0 : op->model->map->slice[req->unit].elems;
+    remember_sender(op->model, req->micro, op->session);
+    note(op->model->metrics, &(struct note){ .what = TRACE_ARRIVED,
+                                             .unit = req->unit,
+                                             .group = req->micro,
+                                             .session = op->req.session,
+                                             .step = req->step,
+                                             .since_ns = op->arrived_ns,
+                                             .bytes = elems * dtype_sizes[req->dtype] });
+}
+
+/* It is in its slot, and counts from here on. */
+static int take_gradient(struct op *op)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    struct model *m = op->model;
+    struct step_actions actions;
+    if (step_when(m->core, req->step, req->attempt) != STEP_WHEN_NOW &&
+        !reset_follow(m, req->step, req->attempt)) {
+        credit_unused(op);
+        return SHD_PENDING;
+    }
+    int r = check_names(op);
+    if (r != SHD_OK)
+        return r;
+    note_arrival(op);
+    if (m->spec->verify_every > 0)
+        verified_take(op);
+    r = step_return(m->core, op->index + 1, req->step, req->unit, req->micro, req->none,
+                    req->metrics, req->metric_count, &actions, &op->err);
+    if (r != SHD_OK)
+        return r;
+    if (op->inbox != NULL && (actions.count == 0 || actions.items[0].kind != STEP_DO_ACCUMULATE))
+        spill_watch(op->daemon); /* its turn has not come */
+    apply_actions(m, &actions);  /* a stale one is finished here */
+    if (m->waits.meet != NULL)
+        lease_wait_soon(m); /* the step has begun */
+    return SHD_PENDING;
 }
 
 static int op_return_grad(struct op *op)
@@ -131,56 +192,15 @@ static int op_return_grad(struct op *op)
     int r = inbox != NULL ? SHD_OK : model_of(op, req->model);
     if (r == SHD_OK)
         r = check_place(op);
-    if (r == SHD_OK && (req->turn > 0 || op->daemon->drain_session != 0 || verified_wants(op)))
-        r = keep_names(op);
-    if (r == SHD_OK && req->turn > 0 && !op->received)
-        return receive_grad(op, inbox);
-    if (r == SHD_OK && op->daemon->drain_session != 0 && drain_holds(op, req->step))
-        return SHD_PENDING;
-    if (r == SHD_OK && !req->none && op->inbox == NULL)
-        r = inbox_take_slot(op, inbox);
+    if (r == SHD_OK && may_wait(op))
+        r = wait_first(op, inbox);
     if (r == SHD_OK)
-        r = verified_hash(op);
-    if (r == SHD_PENDING)
-        return r;
-    if (r != SHD_OK) {
+        r = take_slot(op, inbox);
+    if (r == SHD_OK)
+        r = take_gradient(op);
+    if (r != SHD_OK && r != SHD_PENDING)
         inbox_release_slot(op);
-        return r;
-    }
-    if (step_when(op->model->core, req->step, req->attempt) != STEP_WHEN_NOW &&
-        !reset_follow(op->model, req->step, req->attempt)) {
-        credit_unused(op);
-        return SHD_PENDING;
-    }
-    r = check_names(op);
-    if (r != SHD_OK) {
-        inbox_release_slot(op);
-        return r;
-    }
-    remember_sender(op->model, req->micro, op->session);
-    const uint64_t elems = req->none ? 0 : model_slice_elems(op->model, req->unit);
-    note(op->model->metrics, &(struct note){ .what = TRACE_ARRIVED,
-                                             .unit = req->unit,
-                                             .group = req->micro,
-                                             .session = op->req.session,
-                                             .step = req->step,
-                                             .since_ns = op->arrived_ns,
-                                             .bytes = elems * dtype_sizes[req->dtype] });
-    struct step_actions actions;
-    verified_take(op);
-    r = step_return(op->model->core, op->index + 1, req->step, req->unit, req->micro, req->none,
-                    req->metrics, req->metric_count, &actions, &op->err);
-    if (r != SHD_OK) {
-        inbox_release_slot(op);
-        return r;
-    }
-    if (op->inbox != NULL && (actions.count == 0 || actions.items[0].kind != STEP_DO_ACCUMULATE))
-        spill_watch(op->daemon); /* its turn has not come */
-    struct model *m = op->model;
-    apply_actions(m, &actions); /* a stale one is finished here */
-    if (m->waits.meet != NULL)
-        lease_wait_soon(m); /* the step has begun */
-    return SHD_PENDING;
+    return r;
 }
 
 const struct request request_return_grad = { op_return_grad, REQUEST_ROLE(WIRE_TRAINER) };
@@ -248,18 +268,13 @@ const struct request request_prepare = { op_prepare, REQUEST_ROLE(WIRE_TRAINER) 
 /* COMMIT: the first decision for a sealed step is recorded with the client's blob and applied;
  * every later one is answered with the recorded one. */
 
-/* For a wait: the blob lies in the frame, which will be gone. */
 static int keep_blob(struct op *op)
 {
     struct wire_bytes *blob = &op->req.commit.blob;
-    if (op->text == NULL && blob->bytes > 0) {
-        op->text = sys_malloc(blob->bytes);
-        if (op->text == NULL)
-            return err_set(&op->err, SHD_ENOMEM, "no memory for a blob of %zu bytes", blob->bytes);
-        memcpy(op->text, blob->data, blob->bytes);
+    const int r = op_keep(op, blob->data, blob->bytes);
+    if (op->text != NULL)
         blob->data = (const uint8_t *)op->text;
-    }
-    return SHD_OK;
+    return r;
 }
 
 /* A predecessor of this process has answered Prepare, and the sums are formed anew. */
