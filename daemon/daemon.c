@@ -222,7 +222,7 @@ static int start_parts(struct daemon *d, const struct daemon_config *config, str
     if (r == SHD_OK)
         r = homes_new(config->state, config->snapshots, &h->homes, e);
     if (r == SHD_OK)
-        r = keeper_init(d->keeper, h->homes, e);
+        r = keeper_init(d->keeper, d->loop, h->homes, e);
     if (r == SHD_OK)
         r = check_homes(d, e);
     d->kept = r == SHD_OK && d->keeper->notify;
@@ -445,6 +445,7 @@ void daemon_free(struct daemon *d)
     homes_stop(h->homes);   /* and nobody may be at its pages */
     if (d->loop != NULL) {
         links_stop(d);              /* and no transfer */
+        keeper_stop(d->keeper);
         task_queue_close(d->tasks); /* nor may its completions start more */
         side_deinit(&h->side);
         end_sessions(d);

@@ -11,10 +11,12 @@
 #include <systemd/sd-daemon.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/manager.h"
 #include "daemon/base/state.h"
 #include "daemon/daemon.h"
 #include "daemon/relay/relay.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/flags.h"
 #include "proto/base/memory.h"
 #include "proto/base/process.h"
@@ -264,7 +266,7 @@ static void say_ready(void)
 static void say_alive(void)
 {
     if (sd_watchdog_enabled(/* unset_environment= */ 0, NULL) > 0)
-        sd_notify(/* unset_environment= */ 0, "WATCHDOG=1");
+        manager_tell("WATCHDOG=1", /* fd= */ -1, /* wait_us= */ 0);
 }
 
 /* Its threads have no end of their own: the process has. */
@@ -307,7 +309,7 @@ int main(int argc, char **argv)
         _exit(EXIT_FAILURE); /* to be restarted */
     /* The keeper keeps what it has, so that a restart goes on where this ends. */
     const bool drained = d->drain_session != 0;
-    sd_notify(/* unset_environment= */ 0, drained ? "STOPPING=1\nSTATUS=Drained" : "STOPPING=1");
+    manager_tell(drained ? "STOPPING=1\nSTATUS=Drained" : "STOPPING=1", /* fd= */ -1, US_PER_S);
     daemon_free(d);
     log_flush(/* all= */ true);
     return drained ? SHARDD_EXIT_DRAINED : EXIT_SUCCESS;

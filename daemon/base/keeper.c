@@ -1,6 +1,7 @@
 /* See keeper.h. */
 #include "daemon/base/keeper.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,17 +13,19 @@
 
 #include "daemon/base/homes.h"
 #include "daemon/base/log.h"
+#include "daemon/base/manager.h"
 #include "daemon/base/pager.h"
+#include "daemon/base/removals.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/share/segment_file.h"
 
-#define BARRIER_US  UINT64_C(10000000)
+#define WAIT_US     (10 * US_PER_S)
 #define PROGRESS_US UINT64_C(300000000) /* TimeoutStartSec= of the unit says the same */
-#define NAME_BYTES  40u
-#define INSTANCE_AT 1u  /* after the 'm' */
-#define PART_AT     17u /* after its digits */
+#define INSTANCE_AT 1u                  /* after the 'm' */
+#define PART_AT     17u                 /* after its digits */
 
 static const char *const part_names[KEEPER_PARTS] = {
     [KEEPER_LEDGER] = "-ledger",
@@ -40,9 +43,9 @@ static const char *const part_names[KEEPER_PARTS] = {
     "-snap7",
 };
 
-static void make_name(char name[NAME_BYTES], uint64_t instance, enum keeper_part part)
+static void make_name(char name[REMOVALS_NAME_BYTES], uint64_t instance, enum keeper_part part)
 {
-    snprintf(name, NAME_BYTES, "m%016" PRIx64 "%s", instance, part_names[part]);
+    snprintf(name, REMOVALS_NAME_BYTES, "m%016" PRIx64 "%s", instance, part_names[part]);
 }
 
 /* False: the name is none of ours. */
@@ -100,17 +103,19 @@ static int take_all(struct keeper *k, uint32_t count, char **names, struct shd_e
     return SHD_OK;
 }
 
-int keeper_init(struct keeper *k, const struct homes *homes, struct shd_err *e)
+int keeper_init(struct keeper *k, uv_loop_t *loop, const struct homes *homes, struct shd_err *e)
 {
     char **names = NULL;
-    *k = (struct keeper){ .notify = getenv("NOTIFY_SOCKET") != NULL, .homes = homes };
+    *k = (struct keeper){ .notify = manager_is_there(), .wait_us = WAIT_US, .homes = homes };
     const int count = sd_listen_fds_with_names(/* unset_environment= */ 1, &names);
     if (count < 0)
         return err_set(e, SHD_EIO, "take the keeper's descriptors: %s", strerror(-count));
-    const int r = count > 0 ? take_all(k, (uint32_t)count, names, e) : SHD_OK;
+    int r = count > 0 ? take_all(k, (uint32_t)count, names, e) : SHD_OK;
     for (int i = 0; i < count; i++)
         free(names[i]);
     free(names);
+    if (r == SHD_OK && k->notify)
+        r = removals_new(loop, k->wait_us, &k->removals, e);
     if (!k->notify)
         log_info("op=start keeper=none why=\"NOTIFY_SOCKET is not set: state ends with this "
                  "process\"");
@@ -126,6 +131,11 @@ void keeper_forget(struct keeper_group *g)
     }
 }
 
+void keeper_stop(const struct keeper *k)
+{
+    removals_stop(k->removals);
+}
+
 void keeper_deinit(struct keeper *k)
 {
     for (uint32_t i = 0; i < k->group_count; i++)
@@ -134,6 +144,7 @@ void keeper_deinit(struct keeper *k)
         close(k->unknown[i]);
     free(k->groups);
     free(k->unknown);
+    removals_free(k->removals);
     *k = (struct keeper){ 0 };
 }
 
@@ -142,34 +153,42 @@ const char *keeper_name(const struct keeper *k)
     return k->notify ? "notify" : "none";
 }
 
-static void remove_part(uint64_t instance, enum keeper_part part)
+static void add_removal(const struct keeper *k, uint64_t instance, enum keeper_part part)
 {
-    char name[NAME_BYTES];
+    char name[REMOVALS_NAME_BYTES];
     make_name(name, instance, part);
-    FAIL_POINT("keeper:remove:before");
-    sd_notifyf(/* unset_environment= */ 0, "FDSTOREREMOVE=1\nFDNAME=%s", name);
-    FAIL_POINT("keeper:remove:after");
+    removals_add(k->removals, name);
+}
+
+static int not_taken(const struct keeper *k, const char *name, int why, struct shd_err *e)
+{
+    if (why == EAGAIN || why == ETIMEDOUT)
+        return err_set(e, SHD_ETIMEDOUT,
+                       "the service manager has not taken '%s' within %" PRIu64 " s", name,
+                       k->wait_us / US_PER_S);
+    return err_set(e, SHD_EIO, "store '%s' with the service manager: %s", name, strerror(why));
 }
 
 int keeper_store(const struct keeper *k, uint64_t instance, enum keeper_part part, int fd,
                  struct shd_err *e)
 {
-    char name[NAME_BYTES], text[NAME_BYTES + 64];
+    char name[REMOVALS_NAME_BYTES], text[REMOVALS_NAME_BYTES + 64];
     CHECK(fd >= 0);
     if (!k->notify)
         return SHD_OK;
     make_name(name, instance, part);
     snprintf(text, sizeof text, "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", name);
+    if (!removals_send(k->removals, k->wait_us)) /* one of this name may be among them */
+        return not_taken(k, name, EAGAIN, e);
     FAIL_POINT("keeper:store:before");
-    int r = sd_pid_notify_with_fds(0, /* unset_environment= */ 0, text, &fd, 1);
-    if (r <= 0)
-        return err_set(e, SHD_EIO, "store '%s' with the service manager: %s", name, strerror(-r));
-    r = sd_notify_barrier(/* unset_environment= */ 0, BARRIER_US);
-    if (r <= 0) {
-        remove_part(instance, part); /* should the manager come to it later */
-        return err_set(e, SHD_ETIMEDOUT,
-                       "the service manager has not taken '%s' within %" PRIu64 " s: %s", name,
-                       BARRIER_US / 1000000, strerror(-r));
+    int why = manager_tell(text, fd, k->wait_us);
+    if (why != 0)
+        return not_taken(k, name, why, e);
+    why = manager_barrier(k->wait_us);
+    if (why != 0) {
+        add_removal(k, instance, part); /* should the manager come to it later */
+        removals_send(k->removals, /* wait_us= */ 0);
+        return not_taken(k, name, why, e);
     }
     FAIL_POINT("keeper:store:after");
     return SHD_OK;
@@ -179,16 +198,17 @@ void keeper_remove(const struct keeper *k, uint64_t instance)
 {
     static const enum keeper_part order[] = { KEEPER_PUT, KEEPER_SPARE, KEEPER_SPILL, KEEPER_STATE,
                                               KEEPER_LEDGER };
-    for (int i = 0; i < KEEPER_SNAPSHOTS && k->notify; i++)
-        remove_part(instance, (enum keeper_part)(KEEPER_SNAPSHOT + i));
-    for (size_t i = 0; i < ARRAY_SIZE(order) && k->notify; i++)
-        remove_part(instance, order[i]);
+    for (int i = 0; i < KEEPER_SNAPSHOTS; i++)
+        add_removal(k, instance, (enum keeper_part)(KEEPER_SNAPSHOT + i));
+    for (size_t i = 0; i < ARRAY_SIZE(order); i++)
+        add_removal(k, instance, order[i]);
+    removals_send(k->removals, k->wait_us);
 }
 
 void keeper_remove_part(const struct keeper *k, uint64_t instance, enum keeper_part part)
 {
-    if (k->notify)
-        remove_part(instance, part);
+    add_removal(k, instance, part);
+    removals_send(k->removals, /* wait_us= */ 0);
 }
 
 /* NULL: it is in memory. */
@@ -219,7 +239,7 @@ int keeper_segment_new(const struct keeper *k, enum keeper_part part, enum segme
                        uint64_t bytes, struct segment *ret_segment, struct shd_err *e)
 {
     const char *dir = dir_of(k, part);
-    char name[NAME_BYTES];
+    char name[REMOVALS_NAME_BYTES];
     if (dir != NULL)
         return segment_file_new(dir, kind, bytes, ret_segment, e);
     snprintf(name, sizeof name, "shardd%s",
@@ -247,19 +267,22 @@ void keeper_segment_close(const struct keeper *k, struct segment *s)
 
 void keeper_wait(const struct keeper *k)
 {
-    if (k->notify && sd_notify_barrier(/* unset_environment= */ 0, BARRIER_US) <= 0)
+    if (removals_stopped(k->removals))
+        return;
+    if (!removals_send(k->removals, k->wait_us) || manager_barrier(k->wait_us) != 0)
         log_warn("op=keeper why=\"the service manager has not taken out what was dropped within "
                  "%" PRIu64 " s\" do=\"nothing: its memory is given back when it does\"",
-                 BARRIER_US / 1000000);
+                 k->wait_us / US_PER_S);
 }
 
 void keeper_progress(const char *fmt, ...)
 {
     char text[256];
+    const int used = snprintf(text, sizeof text,
+                              "EXTEND_TIMEOUT_USEC=%" PRIu64 "\nSTATUS=", PROGRESS_US);
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
+    vsnprintf(text + used, sizeof text - (size_t)used, fmt, ap);
     va_end(ap);
-    sd_notifyf(/* unset_environment= */ 0, "EXTEND_TIMEOUT_USEC=%" PRIu64 "\nSTATUS=%s",
-               PROGRESS_US, text);
+    manager_tell(text, /* fd= */ -1, WAIT_US);
 }

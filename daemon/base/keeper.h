@@ -8,8 +8,8 @@
  *
  * Failure modes: no manager (NOTIFY_SOCKET is not set): nothing is stored, state dies with the
  * process, and Status says so. A manager that does not take a descriptor in time: an error to who
- * wanted to make the model. Descriptors with other names, doubled ones: kept open, and said; they
- * may be another version's.
+ * wanted to make the model; what it is to give up waits for it (removals.h). Descriptors with other
+ * names, doubled ones: kept open, and said; they may be another version's.
  */
 #ifndef SHD_KEEPER_H
 #define SHD_KEEPER_H
@@ -17,10 +17,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <uv.h>
+
 #include "proto/base/status.h"
 #include "proto/share/segment.h"
 
 struct homes;
+struct removals;
 
 enum keeper_part {
     KEEPER_LEDGER,
@@ -40,17 +43,21 @@ struct keeper_group { /* of one model, from a predecessor */
 };
 
 struct keeper {
-    bool notify; /* there is a manager */
+    bool notify;      /* there is a manager */
+    uint64_t wait_us; /* so long it may take to read what it is told, and to answer */
     struct keeper_group *groups;
     uint32_t group_count;
     int *unknown; /* owned descriptors with names that say nothing to us */
     uint32_t unknown_count;
     const struct homes *homes; /* borrowed: where is made what it is given; NULL: in memory */
+    struct removals *removals; /* owned: what it is to give up; NULL: there is no manager */
 };
 
-/* Take what a predecessor left. homes: borrowed, or NULL. Errors: SHD_ENOMEM, SHD_EIO. */
-int keeper_init(struct keeper *k, const struct homes *homes, struct shd_err *e);
-void keeper_deinit(struct keeper *k); /* closes; what the manager holds it goes on to hold */
+/* Take what a predecessor left. loop: from which nothing waits for the manager. homes: borrowed, or
+ * NULL. Errors: SHD_ENOMEM, SHD_EIO. */
+int keeper_init(struct keeper *k, uv_loop_t *loop, const struct homes *homes, struct shd_err *e);
+void keeper_stop(const struct keeper *k); /* before the loop is closed */
+void keeper_deinit(struct keeper *k);     /* closes; what the manager holds it goes on to hold */
 
 /* "notify" or "none", for Status. */
 const char *keeper_name(const struct keeper *k);
@@ -86,12 +93,14 @@ void keeper_segment_close(const struct keeper *k, struct segment *s); /* as page
 
 void keeper_forget(struct keeper_group *g); /* close what nobody took */
 
-/* Take all of a model's out, or one. */
+/* Take all of a model's out: any thread but the loop's while that runs. Take one out: any thread,
+ * it never waits. A manager that does not read is told later. */
 void keeper_remove(const struct keeper *k, uint64_t instance);
 void keeper_remove_part(const struct keeper *k, uint64_t instance, enum keeper_part part);
 
 /* Wait until the manager has closed what was taken out: memory that nobody else has is the host's
- * again. A manager that does not answer in time has it still. Any thread but the loop's. */
+ * again. A manager that does not answer in time has it still. Not once keeper_stop() was called,
+ * when nobody waits for that. Any thread but the loop's. */
 void keeper_wait(const struct keeper *k);
 
 /* Before the daemon is ready: what it is busy with (STATUS=), and that the manager should give it

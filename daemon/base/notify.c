@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <systemd/sd-daemon.h>
@@ -16,6 +15,7 @@
 
 #include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
+#include "daemon/base/manager.h"
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
 #include "kernels/kern.h"
@@ -32,26 +32,17 @@ struct notify {
     uint64_t served;    /* completions of the device, at the last look */
     uint64_t moved;     /* blocks of files, likewise */
     uint64_t status_ns; /* when STATUS= was sent last */
-    int fd;             /* owned socket; -1: no manager */
+    int fd;             /* owned socket, there also when descriptors are short; -1: no manager */
 };
 
-/* sd_notify() would wait for a manager that is stopped, and the loop with it. */
 static void tell(const struct notify *n, const char *text)
 {
-    const char *path = getenv("NOTIFY_SOCKET");
-    struct sockaddr_un address = { .sun_family = AF_UNIX };
-    const size_t bytes = path != NULL ? strlen(path) : 0;
-    if (n->fd < 0 || bytes == 0 || bytes >= sizeof address.sun_path)
+    if (n->fd < 0)
         return;
-    memcpy(address.sun_path, path, bytes);
-    if (path[0] == '@')
-        address.sun_path[0] = '\0';
-    const socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + bytes);
-    if (sendto(n->fd, text, strlen(text), MSG_DONTWAIT | MSG_NOSIGNAL,
-               (const struct sockaddr *)&address, length) < 0 &&
-        errno != EAGAIN)
-        log_warn("op=notify why=\"%s: %s\" do=\"look after the service manager\"", path,
-                 strerror(errno));
+    const int why = manager_tell_by(n->fd, text, /* fd= */ -1, /* wait_us= */ 0);
+    if (why != 0 && why != EAGAIN)
+        log_warn("op=notify why=\"%s: %s\" do=\"look after the service manager\"",
+                 getenv("NOTIFY_SOCKET"), strerror(why));
 }
 
 static void probed(struct task *task)
@@ -112,8 +103,8 @@ int notify_new(struct daemon *d, struct notify **ret_notify, struct shd_err *e)
     struct notify *n = sys_calloc(1, sizeof *n);
     if (n == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the watchdog");
-    n->fd = getenv("NOTIFY_SOCKET") != NULL ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
-    if (getenv("NOTIFY_SOCKET") != NULL && n->fd < 0) {
+    n->fd = manager_is_there() ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
+    if (manager_is_there() && n->fd < 0) {
         const int r = err_sys(e, SHD_EIO, "make a socket");
         free(n);
         return r;

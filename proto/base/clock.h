@@ -11,6 +11,7 @@
 #define NS_PER_MS UINT64_C(1000000)
 #define NS_PER_S  UINT64_C(1000000000)
 #define US_PER_MS UINT64_C(1000)
+#define US_PER_S  UINT64_C(1000000)
 #define US_PER_NS 1e-3
 #define MS_PER_NS 1e-6
 #define S_PER_NS  1e-9

@@ -1,6 +1,7 @@
 #include "tests/lib/fixture.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -183,6 +184,24 @@ void fixture_start_kept(struct fixture *f, int count, const char *fail)
     }
     for (int i = 0; i < count; i++)
         fixture_wait_up(f, i);
+}
+
+void fixture_stop_keeper(const struct fixture *f)
+{
+    int status;
+    kill(f->keeper, SIGSTOP);
+    CHECK(waitpid(f->keeper, &status, WUNTRACED) == f->keeper && WIFSTOPPED(status));
+    const int sock = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    CHECK(sock >= 0);
+    for (int i = 0; i < f->count; i++) {
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+        snprintf(address.sun_path, sizeof address.sun_path, "%.80s/notify%d", f->dir, i);
+        while (sendto(sock, "X=1", 3, MSG_DONTWAIT, (const struct sockaddr *)&address,
+                      sizeof address) == 3) {
+        }
+        CHECK(errno == EAGAIN);
+    }
+    close(sock);
 }
 
 static int fixture_end_one(const struct fixture *f, int index)

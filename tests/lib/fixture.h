@@ -52,6 +52,9 @@ void fixture_restart(struct fixture *f, int index);
 /* As fixture_start(), with a keeper. fail: the daemons' SHARDD_FAIL, or "". */
 void fixture_start_kept(struct fixture *f, int count, const char *fail);
 
+/* Stop the keeper, with no room at its sockets for a word more. SIGCONT lets it go on. */
+void fixture_stop_keeper(const struct fixture *f);
+
 /* End the daemons in good order: each must exit with 0 and leave nothing but its lock file. */
 void fixture_stop(struct fixture *f);
 

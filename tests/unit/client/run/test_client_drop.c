@@ -122,6 +122,45 @@ TEST(opened_and_dropped_again_and_again_nothing_grows)
     fixture_stop(&daemons);
 }
 
+static const char *other_spec(void)
+{
+    static char json[5000];
+    snprintf(json, sizeof json, "%s", TOY);
+    char *name = strstr(json, "\"toy\"");
+    CHECK(name != NULL);
+    memcpy(name, "\"boy\"", strlen("\"boy\""));
+    return json;
+}
+
+/* The memory is not back before the keeper has let go of it; nobody else waits for that. */
+TEST(a_keeper_that_is_stopped_holds_up_the_drop_alone)
+{
+    char hex[65];
+    fixture_start_kept(&daemons, 2, "");
+    train_toy(1, hex);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, other_spec());
+    train_steps(m, 1);
+    fixture_stop_keeper(&daemons);
+    fflush(NULL);
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        shd_session *own = attach(PATIENT_MS);
+        MUST_OK(drop_toy(own, false, &e));
+        _exit(0);
+    }
+    for (int i = 0; i < 2; i++)
+        EXPECT_SOON(!shows(i, "/status", "\"toy\""));
+    train_steps(m, 3);
+    kill(daemons.keeper, SIGCONT);
+    expect_well(pid);
+    for (int i = 0; i < 2; i++) /* ledger, state, spare */
+        EXPECT_SOON(fixture_ask(&daemons, KEEPER_COUNT, i, "") == 3);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* -- In the way, and told -----------------------------------------------------------------------
  */
 

@@ -251,6 +251,29 @@ TEST(each_so_manieth_step_is_kept)
     fixture_stop(&daemons);
 }
 
+/* Their names with it are taken back by the loop. */
+TEST(a_keeper_that_is_stopped_holds_up_nobody_whose_snapshots_go)
+{
+    struct shd_snapshot_row rows[SHD_SNAPSHOTS_MAX];
+    struct shd_err e = { 0 };
+    fixture_start_kept(&daemons, 2, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, TOY);
+    EXPECT_OK(shd_snapshot_every(m, 1, 3, &e), &e);
+    EXPECT_SOON((train_steps(m, 1), list(m, rows) == 3));
+    for (int i = 0; i < 2; i++) /* ledger, state, spare, and one more than there are */
+        EXPECT_SOON(fixture_ask(&daemons, KEEPER_COUNT, i, "") == 7);
+    fixture_stop_keeper(&daemons);
+    EXPECT_OK(shd_snapshot_every(m, 0, 1, &e), &e);
+    train_steps(m, 2);
+    EXPECT_EQ(list(m, rows), 1);
+    kill(daemons.keeper, SIGCONT);
+    for (int i = 0; i < 2; i++)
+        EXPECT_SOON(fixture_ask(&daemons, KEEPER_COUNT, i, "") == 5);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* Where the workers end: set when they are all past it, before the last rewind. */
 static _Atomic uint64_t *goal;
 

@@ -279,7 +279,7 @@ static void find_instance(struct ledger_head *h)
 /* As a predecessor would have stored the values of a put. */
 static void store_no_put(void)
 {
-    const struct keeper keeper = { .notify = true };
+    const struct keeper keeper = { .notify = true, .wait_us = 10 * US_PER_S };
     struct shd_err e = { 0 };
     char path[300];
     const int fd = memfd_create("no put", MFD_CLOEXEC);
