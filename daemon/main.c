@@ -130,16 +130,11 @@ static const char *environment(const char *name, const char *otherwise)
     return value != NULL && value[0] != '\0' ? value : otherwise;
 }
 
-/* -1 to go on, else the exit status. *ret_relay: it is to be one, of *ret_other. */
-static int parse(int argc, char **argv, struct daemon_config *config, bool *ret_relay,
-                 struct relay_config *ret_other)
+/* The flags, in the order of the help. */
+static void add_device_flags(struct flag_table *table, struct words *w,
+                             struct daemon_config *config)
 {
-    static struct words w; /* what is found stays */
-    w = (struct words){ .threads = "auto",
-                        .isa = "auto",
-                        .log_level = environment("SHARDD_LOG_LEVEL", "info"),
-                        .log_format = environment("SHARDD_LOG_FORMAT", "text") };
-    const struct flag table[] = {
+    const struct flag rows[] = {
         { "device", 0, FLAG_STRING, "NAME",
           "device to own: cpu0, cpu1, ... (host memory) or gpu0, gpu1," NEXT
           "... (NVIDIA GPU of that number, its memory); one daemon each",
@@ -152,7 +147,7 @@ static int parse(int argc, char **argv, struct daemon_config *config, bool *ret_
         { "threads", 0, FLAG_STRING, "N",
           "compute threads, 1 to 256, or auto (auto): one per CPU; of" NEXT
           "host devices, as are the next two",
-          &w.threads, 0, 0 },
+          &w->threads, 0, 0 },
         { "pin", 0, FLAG_BOOL, NULL,
           "give each compute thread a CPU of its own; cpuI with T threads" NEXT
           "takes those from number I*T on that it may use",
@@ -160,56 +155,86 @@ static int parse(int argc, char **argv, struct daemon_config *config, bool *ret_
         { "isa", 0, FLAG_STRING, "NAME",
           "scalar, avx2, avx512 or auto (auto): the widest one here, or" NEXT
           "beside it what it finds to be quicker; same bits in all",
-          &w.isa, 0, 0 },
+          &w->isa, 0, 0 },
         { "log-level", 0, FLAG_STRING, "LEVEL",
-          "error, warn, info or debug ($SHARDD_LOG_LEVEL, info)", &w.log_level, 0, 0 },
+          "error, warn, info or debug ($SHARDD_LOG_LEVEL, info)", &w->log_level, 0, 0 },
         { "log-format", 0, FLAG_STRING, "F",
           "lines of text or json ($SHARDD_LOG_FORMAT, text); with the" NEXT
           "time where they do not go to the journal",
-          &w.log_format, 0, 0 },
+          &w->log_format, 0, 0 },
         { "state", 0, FLAG_STRING, "WHERE",
           "where models' parameters, moments and sums are: memory, or" NEXT
           "file:DIR, files without names on a disk (memory); cpuI only",
           &config->state, 0, 0 },
         { "snapshots", 0, FLAG_STRING, "WHERE",
           "where models' snapshots are: memory or file:DIR (memory)", &config->snapshots, 0, 0 },
+    };
+    FLAGS_ADD(table, rows);
+}
+
+static void add_other_flags(struct flag_table *table, struct words *w, struct daemon_config *config)
+{
+    const struct flag rows[] = {
         { "status-address", 0, FLAG_STRING, "A",
           "answer HTTP at HOST:PORT too, as 127.0.0.1:9464 (see" NEXT "docs/status.md)",
           &config->status_address, 0, 0 },
         { "quota-model", 0, FLAG_BYTES, "BYTES",
-          "the most memory of this device that a model may take, as 8GiB", &w.quota_model, 0, 0 },
+          "the most memory of this device that a model may take, as 8GiB", &w->quota_model, 0, 0 },
         { "quota", 0, FLAG_LIST, "WHO=BYTES",
           "likewise all models together that WHO has made: uid:1000," NEXT
           "gid:team; uid:*, gid:*: each that is not named; may be given" NEXT "again",
-          &w.quotas, 0, 0 },
+          &w->quotas, 0, 0 },
         { "core-dumps", 0, FLAG_BOOL, NULL,
-          "allow them, and debuggers of the same user" NEXT "($SHARDD_CORE_DUMPS=1)", &w.core_dumps,
-          0, 0 },
+          "allow them, and debuggers of the same user" NEXT "($SHARDD_CORE_DUMPS=1)",
+          &w->core_dumps, 0, 0 },
+    };
+    FLAGS_ADD(table, rows);
+}
+
+static void add_relay_flags(struct flag_table *table, struct words *w)
+{
+    const struct flag rows[] = {
         { "relay", 0, FLAG_BOOL, NULL,
           "be no daemon: let workers of other hosts attach to the daemons of" NEXT
           "--runtime-dir (--device cpu0,cpu1: these), and stand in there for" NEXT
           "other hosts' daemons (--from)",
-          &w.relay, 0, 0 },
+          &w->relay, 0, 0 },
         { "cluster", 0, FLAG_STRING, "FILE",
-          "of --relay: hosts, addresses and public keys, by `shardctl keys`", &w.other.cluster, 0,
+          "of --relay: hosts, addresses and public keys, by `shardctl keys`", &w->other.cluster, 0,
           0 },
         { "host", 0, FLAG_STRING, "NAME",
-          "of --relay: this host in FILE; its key is NAME.key beside it", &w.other.host, 0, 0 },
+          "of --relay: this host in FILE; its key is NAME.key beside it", &w->other.host, 0, 0 },
         { "from", 0, FLAG_LIST, "HOST:cpu0,cpu1",
           "of --relay: a host that has daemons cpu0, cpu1, ...; once for each" NEXT
           "(all others that have devices in FILE; then HOST alone will do)",
-          &w.from, 0, 0 },
+          &w->from, 0, 0 },
         { "files", 0, FLAG_BOOL, NULL,
           "of --relay: workers of other hosts may have the daemons here" NEXT
           "save and restore: for a directory that all hosts have",
-          &w.other.files, 0, 0 },
-        { "version", 0, FLAG_BOOL, NULL, "print the version", &w.version, 0, 0 },
+          &w->other.files, 0, 0 },
+        { "version", 0, FLAG_BOOL, NULL, "print the version", &w->version, 0, 0 },
     };
+    FLAGS_ADD(table, rows);
+}
+
+/* -1 to go on, else the exit status. *ret_relay: it is to be one, of *ret_other. */
+static int parse(int argc, char **argv, struct daemon_config *config, bool *ret_relay,
+                 struct relay_config *ret_other)
+{
+    static struct words w; /* what is found stays */
+    w = (struct words){ .threads = "auto",
+                        .isa = "auto",
+                        .log_level = environment("SHARDD_LOG_LEVEL", "info"),
+                        .log_format = environment("SHARDD_LOG_FORMAT", "text") };
+    struct flag_table table = { .count = 0 };
+    add_device_flags(&table, &w, config);
+    add_other_flags(&table, &w, config);
+    add_relay_flags(&table, &w);
     const struct flags flags = { .usage = "shardd --device DEVICE [FLAGS]",
                                  .about = about,
                                  .more = more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+                                 .table = table.rows,
+                                 .count = table.count };
     struct shd_err e = { 0 };
     int rest = argc;
     const enum flags_result r = flags_parse(&flags, argc, argv, &rest, &e);

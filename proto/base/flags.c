@@ -10,7 +10,6 @@
 
 #include "proto/base/check.h"
 
-#define FLAGS_MAX              64u
 #define SUGGEST_WORD_BYTES_MAX 48u
 #define MORE                   ", ..."
 
@@ -266,6 +265,13 @@ static int flag_store(const struct flag *flag, const char *text, struct shd_err 
         break;
     }
     return flag_store_bytes(flag, text, e);
+}
+
+void flags_add(struct flag_table *table, const struct flag *rows, size_t count)
+{
+    CHECK(count <= FLAGS_MAX - table->count);
+    memcpy(table->rows + table->count, rows, count * sizeof *rows);
+    table->count += count;
 }
 
 enum flags_result flags_parse(const struct flags *f, int argc, char **argv, int *ret_rest,

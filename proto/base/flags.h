@@ -44,6 +44,16 @@ struct flag {
     double min, max; /* of numbers */
 };
 
+/* A table that is put together, in the order of the help. */
+#define FLAGS_MAX 64u /* of any table */
+struct flag_table {
+    struct flag rows[FLAGS_MAX];
+    size_t count;
+};
+
+#define FLAGS_ADD(table, rows) flags_add((table), (rows), ARRAY_SIZE(rows))
+void flags_add(struct flag_table *table, const struct flag *rows, size_t count);
+
 struct flags {
     const char *usage; /* "shardctl run [flags] -- COMMAND [ARGS]" */
     const char *about; /* a paragraph */

@@ -28,6 +28,13 @@ struct verb {
         .count = ARRAY_SIZE(table_)                                                       \
     }
 
+/* The same of a struct flag_table. */
+#define VERB_FLAGS_OF(name, usage_, table_)                                                    \
+    {                                                                                          \
+        .usage = (usage_), .about = name##_about, .more = name##_more, .table = (table_).rows, \
+        .count = (table_).count                                                                \
+    }
+
 /* The flags of a verb that works on daemons, and the paragraph of its help about them. */
 #define VERB_ADDRESS_FLAGS(to)                                                                   \
     {                                                                                            \

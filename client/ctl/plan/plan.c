@@ -229,32 +229,38 @@ static int answer(struct plan_ask *ask, const struct words *w)
     return ctl_fail("%s", e.text);
 }
 
-int verb_plan(int argc, char **argv)
+/* The flags, in the order of the help. Which model: */
+static void add_model_flags(struct flag_table *table, struct plan_ask *ask)
 {
-    struct plan_ask ask = { .workers = 1, .policy = PLAN_POLICY_DEFAULT };
-    struct words w = { .path = "map", .state = "memory" };
-    struct plan_policy *p = &ask.policy;
-    const struct flag table[] = {
-        VERB_ADDRESS_FLAGS(ask.address),
+    const struct flag rows[] = {
+        VERB_ADDRESS_FLAGS(ask->address),
         { "model", 'm', FLAG_STRING, "NAME", "which of their models (the only one there)",
-          &ask.model, 0, 0 },
-        { "spec", 0, FLAG_STRING, "FILE", "a model spec in JSON", &ask.spec, 0, 0 },
+          &ask->model, 0, 0 },
+        { "spec", 0, FLAG_STRING, "FILE", "a model spec in JSON", &ask->spec, 0, 0 },
         { "safetensors", 0, FLAG_STRING, "FILE", "a safetensors file; only its header is read",
-          &ask.safetensors, 0, 0 },
+          &ask->safetensors, 0, 0 },
         { "units", 0, FLAG_STRING, "REGEX", "a unit is what this matches in tensor names (layers)",
-          &ask.wrap, 0, 0 },
+          &ask->wrap, 0, 0 },
         { "unit-elems-min", 0, FLAG_U32, "N", "join units below this many parameters",
-          &ask.unit_elems_min, 0, UINT32_MAX },
-        { "tie", 0, FLAG_STRING, "A=T", "tensor A, not in the file, is T a second time", &ask.tie,
+          &ask->unit_elems_min, 0, UINT32_MAX },
+        { "tie", 0, FLAG_STRING, "A=T", "tensor A, not in the file, is T a second time", &ask->tie,
           0, 0 },
-        { "frozen", 0, FLAG_STRING, "REGEX", "tensors that are not trained", &ask.frozen, 0, 0 },
+        { "frozen", 0, FLAG_STRING, "REGEX", "tensors that are not trained", &ask->frozen, 0, 0 },
+    };
+    FLAGS_ADD(table, rows);
+}
+
+static void add_policy_flags(struct flag_table *table, struct plan_ask *ask, struct words *w)
+{
+    struct plan_policy *p = &ask->policy;
+    const struct flag rows[] = {
         { "deepspeed", 0, FLAG_STRING, "FILE", "the policy of this DeepSpeed JSON, knob by knob",
-          &w.deepspeed, 0, 0 },
-        { "fsdp", 0, FLAG_STRING, "WORDS|FILE", "of FSDP's words or JSON, likewise", &w.fsdp, 0,
+          &w->deepspeed, 0, 0 },
+        { "fsdp", 0, FLAG_STRING, "WORDS|FILE", "of FSDP's words or JSON, likewise", &w->fsdp, 0,
           0 },
-        { "strategy", 's', FLAG_STRING, "S", "ddp, zero1, zero2, zero3 (zero3)", &w.strategy, 0,
+        { "strategy", 's', FLAG_STRING, "S", "ddp, zero1, zero2, zero3 (zero3)", &w->strategy, 0,
           0 },
-        { "prefetch", 'p', FLAG_STRING, "P", "in backward: pre, post, none (pre)", &w.prefetch, 0,
+        { "prefetch", 'p', FLAG_STRING, "P", "in backward: pre, post, none (pre)", &w->prefetch, 0,
           0 },
         { "forward-prefetch", 0, FLAG_U32, "N", "units ahead in forward (1)", &p->forward_prefetch,
           0, SHD_UNITS_MAX },
@@ -263,45 +269,65 @@ int verb_plan(int argc, char **argv)
         { "max-live-bytes", 0, FLAG_BYTES, "B", "hold at most so many bytes of parameters",
           &p->max_live_bytes, 0, 0 },
         { "grad-dtype", 0, FLAG_STRING, "D", "gradients are returned as (what the model says)",
-          &w.grad_dtype, 0, 0 },
+          &w->grad_dtype, 0, 0 },
         { "param-dtype", 0, FLAG_STRING, "D", "parameters are read as (what the model says)",
-          &ask.param_dtype, 0, 0 },
+          &ask->param_dtype, 0, 0 },
         { "accumulate", 0, FLAG_U32, "A", "micro-batches per return (what the model says)",
-          &ask.accumulate, 1, SHD_MICROS_MAX },
+          &ask->accumulate, 1, SHD_MICROS_MAX },
+    };
+    FLAGS_ADD(table, rows);
+}
+
+/* Who shares the step, and on what. */
+static void add_machine_flags(struct flag_table *table, struct plan_ask *ask, struct words *w)
+{
+    const struct flag rows[] = {
         { "micro-batches-per-worker", 0, FLAG_U32, "K", "in a step (the model's, shared out)",
-          &ask.micros, 1, SHD_MICROS_MAX },
-        { "workers", 'w', FLAG_U32, "W", "that share the step (1)", &ask.workers, 1,
+          &ask->micros, 1, SHD_MICROS_MAX },
+        { "workers", 'w', FLAG_U32, "W", "that share the step (1)", &ask->workers, 1,
           SHD_MICROS_MAX },
         { "daemons", 'n', FLAG_U32, "N", "that hold the model (as do now, or as many as workers)",
-          &ask.daemons, 1, SHD_OWNERS_MAX },
+          &ask->daemons, 1, SHD_OWNERS_MAX },
         { "host", 0, FLAG_LIST, "NAME:N:W",
-          "once for each of several hosts: its daemons and workers", &ask.hosts, 0, 0 },
-        { "compare", 'c', FLAG_BOOL, NULL, "all strategies side by side", &w.compare, 0, 0 },
+          "once for each of several hosts: its daemons and workers", &ask->hosts, 0, 0 },
+        { "compare", 'c', FLAG_BOOL, NULL, "all strategies side by side", &w->compare, 0, 0 },
         { "auto", 0, FLAG_BOOL, NULL, "choose a strategy for --device-memory and say why",
-          &w.automatic, 0, 0 },
-        { "device-memory", 0, FLAG_BYTES, "B", "of one device, as 24GiB", &ask.device_bytes, 0, 0 },
-        { "device", 0, FLAG_STRING, "D", "that this is of: gpu or host (gpu)", &w.device, 0, 0 },
+          &w->automatic, 0, 0 },
+        { "device-memory", 0, FLAG_BYTES, "B", "of one device, as 24GiB", &ask->device_bytes, 0,
+          0 },
+        { "device", 0, FLAG_STRING, "D", "that this is of: gpu or host (gpu)", &w->device, 0, 0 },
         { "context", 0, FLAG_BYTES, "B", "of a GPU's, for each process on it (512MiB)",
-          &ask.context_bytes, 0, 0 },
+          &ask->context_bytes, 0, 0 },
         { "activations", 0, FLAG_BYTES, "B", "of it, kept for activations (0)",
-          &ask.activation_bytes, 0, 0 },
+          &ask->activation_bytes, 0, 0 },
         { "offload", 0, FLAG_BOOL, NULL, "daemons are in host memory, not on the devices",
-          &ask.offload, 0, 0 },
-        { "calibrate", 0, FLAG_BOOL, NULL, "measure this machine, for seconds", &w.calibrate, 0,
+          &ask->offload, 0, 0 },
+        { "calibrate", 0, FLAG_BOOL, NULL, "measure this machine, for seconds", &w->calibrate, 0,
           0 },
         { "rates", 0, FLAG_STRING, "FILE", "what it measured (shardd/rates.json in ~/.cache)",
-          &ask.rates, 0, 0 },
+          &ask->rates, 0, 0 },
         { "compute", 0, FLAG_REAL, "SECONDS", "of a micro-batch (an open model's as it trains)",
-          &ask.compute_s, 1e-9, 1e6 },
+          &ask->compute_s, 1e-9, 1e6 },
         { "state", 0, FLAG_STRING, "WHERE", "the daemons' state is in memory or file (memory)",
-          &w.state, 0, 0 },
-        { "path", 0, FLAG_STRING, "P", "seconds are for path map or copy (map)", &w.path, 0, 0 },
+          &w->state, 0, 0 },
+        { "path", 0, FLAG_STRING, "P", "seconds are for path map or copy (map)", &w->path, 0, 0 },
         { "threads-per-daemon", 0, FLAG_U32, "T", "seconds are for so many (processors / N)",
-          &ask.threads, 1, 256 },
-        { "timeline", 't', FLAG_BOOL, NULL, "the timeline alone", &ask.timeline_only, 0, 0 },
-        { "json", 'j', FLAG_BOOL, NULL, "one JSON document", &w.as_json, 0, 0 },
+          &ask->threads, 1, 256 },
+        { "timeline", 't', FLAG_BOOL, NULL, "the timeline alone", &ask->timeline_only, 0, 0 },
+        { "json", 'j', FLAG_BOOL, NULL, "one JSON document", &w->as_json, 0, 0 },
     };
-    const struct flags flags = VERB_FLAGS(plan, "shardctl plan [FLAGS]", table);
+    FLAGS_ADD(table, rows);
+}
+
+int verb_plan(int argc, char **argv)
+{
+    struct plan_ask ask = { .workers = 1, .policy = PLAN_POLICY_DEFAULT };
+    struct words w = { .path = "map", .state = "memory" };
+    struct flag_table table = { .count = 0 };
+    add_model_flags(&table, &ask);
+    add_policy_flags(&table, &ask, &w);
+    add_machine_flags(&table, &ask, &w);
+    const struct flags flags = VERB_FLAGS_OF(plan, "shardctl plan [FLAGS]", table);
     int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     if (code < 0 && (w.deepspeed != NULL || w.fsdp != NULL)) {
         code = answer_peer(&ask, &w);

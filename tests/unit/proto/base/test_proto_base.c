@@ -611,4 +611,25 @@ TEST(help_is_made_of_the_table)
     free(text);
 }
 
+TEST(a_table_is_put_together_in_the_order_of_its_parts)
+{
+    const struct flag first[] = { { "b", 0, FLAG_BOOL, NULL, "first", &got.loud, 0, 0 },
+                                  { "a", 0, FLAG_BOOL, NULL, "then", &got.loud, 0, 0 } };
+    struct flag_table whole = { .count = 0 };
+    FLAGS_ADD(&whole, first);
+    FLAGS_ADD(&whole, table);
+    EXPECT_EQ(whole.count, 2 + ARRAY_SIZE(table));
+    EXPECT_STR(whole.rows[1].name, "a");
+    EXPECT_STR(whole.rows[2].name, "loud");
+    const struct flags both = {
+        .usage = "", .about = "", .more = "", .table = whole.rows, .count = whole.count
+    };
+    char *argv[] = { (char *)"x", (char *)"--workers=7", (char *)"--a" };
+    struct shd_err e = { 0 };
+    int rest = 0;
+    memset(&got, 0, sizeof got);
+    EXPECT_EQ(flags_parse(&both, 3, argv, &rest, &e), FLAGS_OK);
+    EXPECT(got.loud && got.workers == 7);
+}
+
 TEST_MAIN()
