@@ -52,6 +52,8 @@ rm -r "$work/keys"
 mkdir -m 700 "$work/keys"
 "$bin/shardctl" keys new "$file" a=$address_A/cpu0,cpu10 b=$address_B c=$address_C >/dev/null
 wrong "names 2 devices of host 'a': cpu0,cpu10" --cluster "$file" --name a --daemons 3
+wrong "--state 'disk' is neither memory nor file:DIR" --cluster "$file" --name a --state disk
+wrong "the directory is not an absolute" --cluster "$file" --name a --snapshots file:here
 wrong "starts cpu0, which host 'a' has" --cluster "$file" --name b --daemons 1
 if "$bin/shardctl" keys add "$file" d=127.0.0.1:1/cpu0 2>"$work/refusal"; then fail "a device of two hosts"; fi
 grep -q "hosts 'a' and 'd' both have a device 'cpu0'" "$work/refusal" || fail "$(cat "$work/refusal")"
@@ -115,9 +117,14 @@ sed -n 's/.*daemon \([a-z0-9]*\) (pid [0-9]*) exited with code 0$/\1/p' "$work/h
 [ "$(wc -l <"$work/order")" = 3 ] || fail "order: $(cat "$work/order")"
 echo "  SIGTERM ends the relay, then the daemons"
 
-# Drained: what is saved goes, and so does the relay that has nobody left.
-host A --name a
+# Drained: what is saved goes, and so does the relay that has nobody left. On a disk, as they may be.
+host A --name a --state file:/var/tmp --snapshots file:/var/tmp
 soon "A" is_ready A
+for device in cpu0 cpu10; do
+    curl -sS --unix-socket "$work/A/$device.status" http://localhost/status >"$work/status"
+    expect "$work/status" '"state": *"file:/var/tmp"'
+    expect "$work/status" '"snapshots": *"file:/var/tmp"'
+done
 : >"$work/out"
 worker "A?cpu0,cpu10" 0 1
 end_same "a worker beside the daemons"

@@ -15,8 +15,8 @@
 #include "client/ctl/base/rundir.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
+#include "client/ctl/run/run_flags.h"
 #include "client/ctl/run/supervise.h"
-#include "client/ctl/run/watchdog.h"
 #include "client/session/address.h"
 #include "proto/share/cluster.h"
 
@@ -244,18 +244,12 @@ static int keep(struct host *h, struct run_options *o, const char *path)
 int verb_host(int argc, char **argv)
 {
     static struct host h;
-    const char *cluster = NULL, *name = NULL, *wanted = NULL, *level = NULL, *format = NULL;
+    const char *cluster = NULL, *name = NULL, *wanted = NULL;
     uint32_t daemons = 0;
     bool files = false;
-    struct run_options o = {
-        .timeout_s = 60,
-        .grace_s = 10,
-        .max_restarts = 20,
-        .watchdog_s = WATCHDOG_S_DEFAULT,
-        .state = "memory",
-        .snapshots = "memory",
-    };
-    const struct flag table[] = {
+    struct run_words words = { 0 };
+    struct run_options o = { RUN_DEFAULTS };
+    const struct flag own[] = {
         { "cluster", 'c', FLAG_STRING, "FILE", "hosts, keys and devices, by `shardctl keys`",
           &cluster, 0, 0 },
         { "name", 0, FLAG_STRING, "NAME", "this host in FILE (see below)", &name, 0, 0 },
@@ -265,21 +259,11 @@ int verb_host(int argc, char **argv)
           0 },
         { "files", 0, FLAG_BOOL, NULL, "workers of other hosts may save and restore (see below)",
           &files, 0, 0 },
-        { "threads-per-daemon", 't', FLAG_U32, "T", "compute threads (processors / N)",
-          &o.threads_per_daemon, 1, RUN_THREADS_MAX },
-        { "timeout", 0, FLAG_U32, "SECONDS", "how long a daemon may take to be ready (60)",
-          &o.timeout_s, 1, 86400 },
-        { "max-restarts", 0, FLAG_U32, "N", "of one of them in 10 s, then it waits; 0: none (20)",
-          &o.max_restarts, 0, RUN_RESTARTS_MAX },
-        { "grace", 0, FLAG_U32, "SECONDS", "how long what is told to stop may take (10)",
-          &o.grace_s, 1, 86400 },
-        { "watchdog", 0, FLAG_U32, "SECONDS", "kill and restart what hangs so long; 0: never (30)",
-          &o.watchdog_s, 0, 86400 },
-        { "log-level", 0, FLAG_STRING, "LEVEL", "error, warn, info, debug (warn)", &level, 0, 0 },
-        { "log-format", 0, FLAG_STRING, "F", "of all lines: text or json (text)", &format, 0, 0 },
-        { "verbose", 'v', FLAG_BOOL, NULL, "say what is started and stopped", &o.verbose, 0, 0 },
     };
-    const struct flags flags = VERB_FLAGS(host, "shardctl host --cluster FILE [FLAGS]", table);
+    struct flag_table table = { .count = 0 };
+    FLAGS_ADD(&table, own);
+    run_flags_add(&table, &o, &words);
+    const struct flags flags = VERB_FLAGS_OF(host, "shardctl host --cluster FILE [FLAGS]", table);
     const int code = verb_start(&flags, argc, argv, NULL);
     if (code >= 0)
         return code;
@@ -287,7 +271,7 @@ int verb_host(int argc, char **argv)
     struct shd_err e = { 0 };
     if (cluster == NULL)
         return ctl_usage("which cluster? --cluster FILE, as `shardctl keys` makes it");
-    if (say_options(level, format, &e) != SHD_OK || know(&h, cluster, name, daemons, &e) != SHD_OK)
+    if (run_flags_take(&o, &words, &e) != SHD_OK || know(&h, cluster, name, daemons, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
     if (updir_path(wanted, path, &e) != SHD_OK)
         return ctl_fail("%s", e.text);

@@ -21,9 +21,8 @@
 #include "client/ctl/base/verb.h"
 #include "client/ctl/run/lost.h"
 #include "client/ctl/run/resume.h"
+#include "client/ctl/run/run_flags.h"
 #include "client/ctl/run/supervise.h"
-#include "client/ctl/run/watchdog.h"
-#include "proto/share/segment_file.h"
 
 /* -- run -----------------------------------------------------------------------------------------
  */
@@ -93,13 +92,6 @@ static const char run_more[] =
     "  C        the code of the first worker that failed for good; 128 + N if signal N killed it\n"
     "  128 + N  signal N stopped the run\n";
 
-static int check_homes(const struct run_options *o, struct shd_err *e)
-{
-    struct segment_home home;
-    const int r = segment_home_parse("--state", o->state, &home, e);
-    return r == SHD_OK ? segment_home_parse("--snapshots", o->snapshots, &home, e) : r;
-}
-
 /* What flags say together. Returns an exit code and has said why, or CTL_OK. */
 static int check_run(const struct run_options *o, const char *resume)
 {
@@ -118,18 +110,12 @@ static int check_run(const struct run_options *o, const char *resume)
 int verb_run(int argc, char **argv)
 {
     static struct devices devices;
-    const char *list = NULL, *resume = NULL, *level = NULL, *format = NULL;
+    const char *list = NULL, *resume = NULL;
     char *latest = NULL;
-    struct run_options o = { .devices = &devices,
-                             .workers = { 1, 1 },
-                             .timeout_s = 60,
-                             .grace_s = 10,
-                             .watchdog_s = WATCHDOG_S_DEFAULT,
-                             .max_restarts = 20,
-                             .state = "memory",
-                             .snapshots = "memory",
+    struct run_words words = { 0 };
+    struct run_options o = { RUN_DEFAULTS, .devices = &devices, .workers = { 1, 1 },
                              .checkpoint_every = 100 };
-    const struct flag table[] = {
+    const struct flag own[] = {
         { "daemons", 'n', FLAG_U32, "N", "daemons to start, named cpu0, cpu1, ... (1)", &o.daemons,
           1, RUN_DAEMONS_MAX },
         { "devices", 0, FLAG_STRING, "LIST", "the daemons' devices instead, as gpu0,cpu0", &list, 0,
@@ -138,20 +124,6 @@ int verb_run(int argc, char **argv)
           &o.workers, 1, RUN_WORKERS_MAX },
         { "elastic", 'e', FLAG_BOOL, NULL, "workers may join and leave (see below)", &o.elastic, 0,
           0 },
-        { "threads-per-daemon", 't', FLAG_U32, "T", "compute threads (processors / N)",
-          &o.threads_per_daemon, 1, RUN_THREADS_MAX },
-        { "state", 0, FLAG_STRING, "WHERE",
-          "daemons' state: memory, or file:DIR on a disk (memory)", &o.state, 0, 0 },
-        { "snapshots", 0, FLAG_STRING, "WHERE", "their snapshots: memory, or file:DIR (memory)",
-          &o.snapshots, 0, 0 },
-        { "timeout", 0, FLAG_U32, "SECONDS", "how long a daemon may take to be ready (60)",
-          &o.timeout_s, 1, 86400 },
-        { "max-restarts", 0, FLAG_U32, "N", "of one child in 10 s, then it waits; 0: none (20)",
-          &o.max_restarts, 0, RUN_RESTARTS_MAX },
-        { "grace", 0, FLAG_U32, "SECONDS", "how long what is told to stop may take (10)",
-          &o.grace_s, 1, 86400 },
-        { "watchdog", 0, FLAG_U32, "SECONDS", "kill and restart what hangs so long; 0: never (30)",
-          &o.watchdog_s, 0, 86400 },
         { "restore", 0, FLAG_STRING, "DIR", "begin with this checkpoint, or the latest in DIR",
           &o.restore, 0, 0 },
         { "checkpoint", 0, FLAG_STRING, "DIR", "save in DIR while it goes on, and at the end",
@@ -161,13 +133,12 @@ int verb_run(int argc, char **argv)
         { "checkpoint-every", 0, FLAG_U32, "STEPS", "steps between checkpoints (100)",
           &o.checkpoint_every, 1, UINT32_MAX },
         { "keep", 0, FLAG_U32, "N", "checkpoints to keep (all)", &o.keep, 1, 1000000 },
-        { "log-level", 0, FLAG_STRING, "LEVEL", "of daemons: error, warn, info, debug (warn)",
-          &level, 0, 0 },
-        { "log-format", 0, FLAG_STRING, "F", "of their lines and shardctl's: text or json (text)",
-          &format, 0, 0 },
-        { "verbose", 'v', FLAG_BOOL, NULL, "say what is started and stopped", &o.verbose, 0, 0 },
     };
-    const struct flags flags = VERB_FLAGS(run, "shardctl run [FLAGS] -- COMMAND [ARGS...]", table);
+    struct flag_table table = { .count = 0 };
+    FLAGS_ADD(&table, own);
+    run_flags_add(&table, &o, &words);
+    const struct flags flags = VERB_FLAGS_OF(run, "shardctl run [FLAGS] -- COMMAND [ARGS...]",
+                                             table);
     int rest = argc;
     const int code = verb_start(&flags, argc, argv, &rest);
     if (code >= 0)
@@ -178,9 +149,8 @@ int verb_run(int argc, char **argv)
     if (wrong != CTL_OK)
         return wrong;
     struct shd_err e = { 0 };
-    if (say_options(level, format, &e) != SHD_OK)
-        return ctl_usage("%s", e.text);
-    if (check_homes(&o, &e) != SHD_OK || devices_parse(list, o.daemons, &devices, &e) != SHD_OK)
+    if (run_flags_take(&o, &words, &e) != SHD_OK ||
+        devices_parse(list, o.daemons, &devices, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
     o.daemons = devices.count;
     o.command = argv + rest;
@@ -359,54 +329,30 @@ int verb_up(int argc, char **argv)
 {
     const char *wanted = NULL;
     static struct up up = { .report_fd = -1 };
-    const char *list = NULL, *level = NULL, *format = NULL;
-    struct run_options o = {
-        .devices = &up.devices,
-        .timeout_s = 60,
-        .grace_s = 10,
-        .max_restarts = 20,
-        .watchdog_s = WATCHDOG_S_DEFAULT,
-        .state = "memory",
-        .snapshots = "memory",
-    };
-    const struct flag table[] = {
+    const char *list = NULL;
+    struct run_words words = { 0 };
+    struct run_options o = { RUN_DEFAULTS, .devices = &up.devices };
+    const struct flag own[] = {
         { "daemons", 'n', FLAG_U32, "N", "daemons to start, named cpu0, cpu1, ... (1)", &o.daemons,
           1, RUN_DAEMONS_MAX },
         { "devices", 0, FLAG_STRING, "LIST", "the daemons' devices instead, as gpu0,cpu0", &list, 0,
           0 },
         { "runtime-dir", 'd', FLAG_STRING, "DIR", "where their sockets go (see below)", &wanted, 0,
           0 },
-        { "threads-per-daemon", 't', FLAG_U32, "T", "compute threads (processors / N)",
-          &o.threads_per_daemon, 1, RUN_THREADS_MAX },
-        { "state", 0, FLAG_STRING, "WHERE",
-          "daemons' state: memory, or file:DIR on a disk (memory)", &o.state, 0, 0 },
-        { "snapshots", 0, FLAG_STRING, "WHERE", "their snapshots: memory, or file:DIR (memory)",
-          &o.snapshots, 0, 0 },
         { "foreground", 'f', FLAG_BOOL, NULL, "stay here instead of a keeper in the background",
           &up.foreground, 0, 0 },
-        { "timeout", 0, FLAG_U32, "SECONDS", "how long a daemon may take to be ready (60)",
-          &o.timeout_s, 1, 86400 },
-        { "max-restarts", 0, FLAG_U32, "N", "of one daemon in 10 s, then it waits; 0: none (20)",
-          &o.max_restarts, 0, RUN_RESTARTS_MAX },
-        { "grace", 0, FLAG_U32, "SECONDS", "how long what is told to stop may take (10)",
-          &o.grace_s, 1, 86400 },
-        { "watchdog", 0, FLAG_U32, "SECONDS", "kill and restart what hangs so long; 0: never (30)",
-          &o.watchdog_s, 0, 86400 },
-        { "log-level", 0, FLAG_STRING, "LEVEL", "of daemons: error, warn, info, debug (warn)",
-          &level, 0, 0 },
-        { "log-format", 0, FLAG_STRING, "F", "of their lines and shardctl's: text or json (text)",
-          &format, 0, 0 },
-        { "verbose", 'v', FLAG_BOOL, NULL, "say what is started and stopped", &o.verbose, 0, 0 },
     };
-    const struct flags flags = VERB_FLAGS(up, "shardctl up [FLAGS]", table);
+    struct flag_table table = { .count = 0 };
+    FLAGS_ADD(&table, own);
+    run_flags_add(&table, &o, &words);
+    const struct flags flags = VERB_FLAGS_OF(up, "shardctl up [FLAGS]", table);
     const int code = verb_start(&flags, argc, argv, NULL);
     if (code >= 0)
         return code;
     char path[RUNDIR_PATH_BYTES];
     struct shd_err e = { 0 };
-    if (say_options(level, format, &e) != SHD_OK)
-        return ctl_usage("%s", e.text);
-    if (check_homes(&o, &e) != SHD_OK || devices_parse(list, o.daemons, &up.devices, &e) != SHD_OK)
+    if (run_flags_take(&o, &words, &e) != SHD_OK ||
+        devices_parse(list, o.daemons, &up.devices, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
     o.daemons = up.devices.count;
     if (updir_path(wanted, path, &e) != SHD_OK)
