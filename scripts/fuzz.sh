@@ -59,7 +59,7 @@ options() {
     text | keeper) dict=$root/tests/fuzz/text.dict ;;
     esac
     case $1 in
-    ledger | trail | plan | zmtp | ring) echo -max_len=400 ;; # each byte is an event or an edit
+    ledger | trail | plan | zmtp | ring | relay) echo -max_len=400 ;; # each byte is an event or an edit
     *) echo -max_len=4096 ;;
     esac
     [ -z "$dict" ] || echo "-dict=$dict"
