@@ -255,6 +255,7 @@ static const struct {
     SEED(1, OPEN, 5, 0, LAYOUT_APART | LAYOUT_INBOX, 0, ASK(WIRE_CHECKPOINT), ASK(WIRE_DROP)),
     SEED(1, 1, FRAME_OPEN_MODEL, 0),
     SEED(1, 1, FRAME_OPEN_SESSION, 2),
+    SEED(0, WELCOME, MODEL(0), 13, 0, 0, 0, 0, 0), /* a frozen unit's gradient */
 };
 
 static size_t relay_seed(unsigned index, uint8_t *buf, size_t bytes_max)
