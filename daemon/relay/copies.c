@@ -93,15 +93,17 @@ int copies_place(struct copies *c, const struct bulk_head *head, void **ret_to, 
     return SHD_OK;
 }
 
-/* As the other relay does: the oldest that is no inbox goes. */
+/* As the other relay does: the oldest that is no inbox goes, unless it is being sent. */
 static struct copy *make_place(struct copies *c)
 {
+    const uint64_t sending = c->send.from != NULL ? c->send.number : 0;
     struct copy *oldest = NULL;
     for (uint32_t i = 0; i < COPIES_SEGMENTS_MAX; i++) {
         struct copy *at = &c->segments[i];
         if (at->segment.fd < 0)
             return at;
-        if (at->kind != SEGMENT_INBOX && (oldest == NULL || at->number < oldest->number))
+        if (at->kind != SEGMENT_INBOX && at->number != sending &&
+            (oldest == NULL || at->number < oldest->number))
             oldest = at;
     }
     if (oldest != NULL)
@@ -125,7 +127,8 @@ int copies_announce(struct copies *c, const struct bulk_head *head, struct shd_e
                            c->last_number);
         at = make_place(c);
         if (at == NULL)
-            return err_set(e, SHD_EBUSY, "more than %u inboxes", COPIES_SEGMENTS_MAX);
+            return err_set(e, SHD_EBUSY, "more than %u inboxes and segments that are being sent",
+                           COPIES_SEGMENTS_MAX);
         const int r = segment_new("shardd-copy", kind, head->at, &at->segment, e);
         if (r != SHD_OK)
             return r;
@@ -384,6 +387,7 @@ int copies_send(struct copies *c, struct bulk *bulk, struct shd_err *e)
     if (c->send.from == NULL || head.bytes == 0)
         return SHD_OK;
     const int r = bulk_send(bulk, &head, c->send.from, e);
+    c->send.from = NULL; /* until here its segment stays, whatever was announced meanwhile */
     if (r == SHD_OK)
         traffic_add(c->send.traffic, TRAFFIC_GRADIENTS_OUT, head.bytes);
     return r;
