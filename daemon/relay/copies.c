@@ -225,6 +225,11 @@ int copies_hold(struct copies *c, struct relay *relay, const char *device,
                 const struct wire_layout *layout, const uint8_t *body, size_t bytes,
                 struct shd_err *e)
 {
+    uint32_t count = 0;
+    for (const struct held *at = c->held; at != NULL; at = at->next)
+        count++;
+    if (count == HELD_MAX)
+        return err_set(e, SHD_EBUSY, "more than %u layouts that wait for their mirrors", HELD_MAX);
     struct held *held = sys_calloc(1, sizeof *held + bytes);
     const struct spec *spec = NULL;
     if (held == NULL)

@@ -73,7 +73,8 @@ int copies_announce(struct copies *c, const struct bulk_head *head, struct shd_e
 void copies_created(struct copies *c, uint64_t ticket);
 
 /* Keep a Layout (and its frame, which is copied) until its model's mirror is whole. Errors:
- * SHD_EPROTO it does not fit together, as of spec_parse() and mirror_get(). */
+ * SHD_EPROTO it does not fit together, SHD_EBUSY too many wait, as of spec_parse() and
+ * mirror_get(). */
 int copies_hold(struct copies *c, struct relay *relay, const char *device,
                 const struct wire_layout *layout, const uint8_t *body, size_t bytes,
                 struct shd_err *e);

@@ -258,6 +258,9 @@ static const struct {
     SEED(0, WELCOME, MODEL(0), 13, 0, 0, 0, 0, 0), /* a frozen unit's gradient */
     /* so many stages while one is sent that the oldest go */
     SEED(0, WELCOME, 4, 1, 3, 8, 17, 10, 0, STAGES, STAGES, STAGES, STAGE, STAGE),
+    /* layouts whose mirror never comes */
+    SEED(0, WELCOME, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0,
+         0),
 };
 
 static size_t relay_seed(unsigned index, uint8_t *buf, size_t bytes_max)
