@@ -216,37 +216,51 @@ static int keep_board(struct served *s, const struct wire_layout *layout,
     return SHD_OK;
 }
 
-/* By the model's name, which the spec has. What cannot be read is not counted. */
-static void count_inbox(struct served *s, const struct wire_layout *layout,
-                        struct served_segment *inbox, const struct served_segment *spec)
+/* The model's, out of its spec; "" stays where that cannot be read. */
+static void read_name(const void *json, uint64_t bytes, char ret_name[WIRE_NAME_BYTES_MAX])
 {
-    const char *json = (const char *)layout->spec.data;
-    uint64_t bytes = layout->spec.bytes;
-    inbox->model = layout->model;
-    if (layout->spec_bytes > 0 && spec != NULL && spec->segment.bytes >= layout->spec_bytes) {
-        json = spec->segment.base;
-        bytes = layout->spec_bytes;
-    }
-    json_t *root = inbox->traffic == NULL && bytes > 0 ? json_loadb(json, bytes, 0, NULL) : NULL;
+    json_t *root = bytes > 0 ? json_loadb(json, bytes, 0, NULL) : NULL;
     const char *name = json_string_value(json_object_get(root, "name"));
-    if (name != NULL) {
-        inbox->traffic = traffic_of(s->relay, bulk_peer(s->bulk), name);
-        traffic_count(inbox->traffic, TRAFFIC_SERVED, 1);
-    }
+    if (name != NULL)
+        snprintf(ret_name, WIRE_NAME_BYTES_MAX, "%s", name);
     json_decref(root);
 }
 
+static void count_inbox(struct served *s, uint32_t model, struct served_segment *inbox,
+                        const char *name)
+{
+    inbox->model = model;
+    if (inbox->traffic != NULL || name[0] == '\0')
+        return;
+    inbox->traffic = traffic_of(s->relay, bulk_peer(s->bulk), name);
+    traffic_count(inbox->traffic, TRAFFIC_SERVED, 1);
+}
+
+static int pass_spec(struct served *s, const struct wire_layout *layout,
+                     const struct wire_segment *said, char ret_name[WIRE_NAME_BYTES_MAX],
+                     struct shd_err *e)
+{
+    struct served_segment *at = NULL;
+    const int r = pass_segment(s, said, /* contents= */ true, &at, e);
+    if (r == SHD_OK && layout->spec_bytes > 0 && at->segment.bytes >= layout->spec_bytes)
+        read_name(at->segment.base, layout->spec_bytes, ret_name);
+    return r;
+}
+
+/* Its spec is in the arena, which is that of requests as soon as anything is sent. */
 static int pass_layout(struct served *s, const struct wire_layout *layout, struct shd_err *e)
 {
-    struct served_segment *inbox = NULL, *spec = NULL;
+    char name[WIRE_NAME_BYTES_MAX] = "";
+    struct served_segment *inbox = NULL;
     int r = SHD_OK;
+    read_name(layout->spec.data, layout->spec.bytes, name);
     for (uint32_t i = 0; r == SHD_OK && i < layout->segment_count; i++) {
         const struct wire_segment *said = &layout->segments[i];
         int fd;
         if (said->kind == SEGMENT_INBOX)
             r = pass_segment(s, said, /* contents= */ false, &inbox, e);
         else if (said->kind == SEGMENT_SPEC)
-            r = pass_segment(s, said, /* contents= */ true, &spec, e);
+            r = pass_spec(s, layout, said, name, e);
         else if ((r = attach_claim(&s->daemon, said, &fd, e)) == SHD_OK &&
                  said->kind == SEGMENT_BOARD)
             r = keep_board(s, layout, said, fd, e);
@@ -254,7 +268,7 @@ static int pass_layout(struct served *s, const struct wire_layout *layout, struc
             close(fd); /* the mirror has its own; a ticket is not to be left */
     }
     if (r == SHD_OK && inbox != NULL)
-        count_inbox(s, layout, inbox, spec);
+        count_inbox(s, layout->model, inbox, name);
     return r;
 }
 

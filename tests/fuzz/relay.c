@@ -261,6 +261,8 @@ static const struct {
     /* layouts whose mirror never comes */
     SEED(0, WELCOME, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0,
          0),
+    /* a request in the middle of a layout */
+    SEED(1, OPEN, 3, 1, 5, 0, LAYOUT_INBOX, 0, ASK(WIRE_OPEN_MODEL)),
 };
 
 static size_t relay_seed(unsigned index, uint8_t *buf, size_t bytes_max)
