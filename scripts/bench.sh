@@ -17,6 +17,7 @@
 #   peers     the same GPT by all of them and by shd-gpt, with a killed rank: 0.84, 10.8 and 64 M; 22 minutes
 #   control   requests per second and latency of one daemon with 1, 8 and 64 sessions; processor time of a return
 #   return    processor time of a Return, of worker and daemons, by rings and by connections
+#   bulk      rate and processor time of bytes between two relays, beside the same without TLS, and iperf3
 #
 # Each prints medians with spread and its parameters; --json: one object a line,
 # {"name","value","unit","min","max","n"}. `bench.sh NAME --help` lists a benchmark's arguments.
@@ -51,6 +52,7 @@ return)
     targets=(shardd shardctl bench_return)
     command=("$bin/shardctl" run --daemons "${DAEMONS:-2}" -- "$bin/bench_return")
     ;;
+bulk) targets=(bench_bulk) && command=("$bin/bench_bulk") ;;
 attach)
     targets=(shardd shardctl bench_attach)
     command=("$bin/shardctl" run --daemons 2 -- "$bin/bench_attach")
@@ -61,7 +63,7 @@ attach)
     ;;
 *)
     usage >&2
-    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, return, recompute, attach, checkpoint, status, readers, torch, peers"
+    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, return, bulk, recompute, attach, checkpoint, status, readers, torch, peers"
     exit 2
     ;;
 esac

@@ -38,6 +38,25 @@ class Control(unittest.TestCase):
         self.assertEqual(found['control.s64.p99_us']['n'], 1)
 
 
+class Bulk(unittest.TestCase):
+    def test_each_way_moves_its_bytes_and_has_its_processor_time(self):
+        done = subprocess.run([os.path.join(BUILD, 'bin', 'bench_bulk'), '--rounds', '1', '--mib', '8', '--frame-kib', '256',
+                               '--ring-mib', '1', '--json'], capture_output=True, text=True, timeout=60 * PACE, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = read_figures(done.stdout)
+        ways = ['tls', 'plain'] + ([] if 'no iperf3' in done.stderr else ['iperf3'])
+        for way in ways:
+            self.assertGreater(found[f'bulk.{way}.rate']['value'], 0)
+            self.assertGreater(found[f'bulk.{way}.cpu']['value'], 0)
+        self.assertEqual('bulk.iperf3.rate' in found, 'iperf3' in ways)
+
+    def test_frames_that_do_not_fill_the_ring_are_refused(self):
+        done = subprocess.run([os.path.join(BUILD, 'bin', 'bench_bulk'), '--frame-kib', '3000', '--ring-mib', '1'],
+                              capture_output=True, text=True, timeout=60 * PACE, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn('no multiple of 3000 KiB', done.stderr)
+
+
 class Memory(unittest.TestCase):
     """memory_mb() of two processes that have done what is said."""
     MB = 64
