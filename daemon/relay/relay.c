@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,7 @@
 #define DOORS_MAX  (2 * RELAY_DEVICES_MAX + 1)
 #define SWEEP_MS   500
 #define CROWDED_MS 50
+#define STRANGERS  256u /* at a time: threads and descriptors are the workers' here, too */
 #define PATH_BYTES (sizeof(((struct sockaddr_un *)NULL)->sun_path))
 
 struct door {
@@ -142,6 +144,17 @@ static void *door_arg(const struct door *door, int fd)
     return arg;
 }
 
+static bool is_tcp(const struct door *door)
+{
+    return door->main == serve_connection;
+}
+
+/* Whoever is kept waiting by it may be of the cluster: it is looked at again soon. */
+static bool is_crowded(const struct relay *relay, const struct door *door)
+{
+    return is_tcp(door) && atomic_load(&relay->strangers) >= STRANGERS;
+}
+
 /* False: no descriptor, or no thread, is to be had now. */
 static bool let_in(struct relay *relay, const struct door *door)
 {
@@ -150,6 +163,7 @@ static bool let_in(struct relay *relay, const struct door *door)
     if (fd < 0)
         return errno == EAGAIN || errno == ECONNABORTED || errno == EINTR;
     void *arg = door_arg(door, fd);
+    atomic_fetch_add(&relay->strangers, is_tcp(door));
     const int r = arg != NULL ? relay_thread(relay, door->main, arg, &e)
                               : err_set(&e, SHD_ENOMEM, "no memory");
     if (r == SHD_OK)
@@ -157,6 +171,7 @@ static bool let_in(struct relay *relay, const struct door *door)
     log_warn("op=relay status=%s why=\"%s\" do=\"raise LimitNOFILE=, or let workers use fewer "
              "connections\"",
              status_name(r), e.text);
+    atomic_fetch_sub(&relay->strangers, is_tcp(door));
     free(arg);
     close(fd);
     return false;
@@ -168,11 +183,14 @@ static void serve_doors(struct relay *relay, struct doors *doors, int signal_fd,
     struct pollfd p[DOORS_MAX + 1];
     uint64_t looked_ns = clock_now_ns();
     for (;;) {
-        bool ok = true;
-        for (uint32_t i = 0; i < doors->count; i++)
-            p[i] = (struct pollfd){ .fd = doors->items[i].fd, .events = POLLIN };
+        bool ok = true, crowded = false;
+        for (uint32_t i = 0; i < doors->count; i++) {
+            const bool shut = is_crowded(relay, &doors->items[i]);
+            p[i] = (struct pollfd){ .fd = doors->items[i].fd, .events = shut ? 0 : POLLIN };
+            crowded |= shut;
+        }
         p[doors->count] = (struct pollfd){ .fd = signal_fd, .events = POLLIN };
-        poll(p, doors->count + 1, SWEEP_MS);
+        poll(p, doors->count + 1, crowded ? CROWDED_MS : SWEEP_MS);
         if (p[doors->count].revents != 0)
             return;
         for (uint32_t i = 0; i < doors->count; i++)

@@ -50,6 +50,7 @@ struct relay { /* what its threads share */
     struct stand_in *waiting;    /* sessions whose worker has not said Hello yet */
     struct traffic *traffic;     /* what has crossed */
     uint32_t threads;            /* counted without the lock */
+    _Atomic uint32_t strangers; /* of these: connections of which nobody knows yet whose they are */
 };
 
 /* Run until SIGTERM or SIGINT: SHD_OK, and the process is to end by _exit(), for its threads go on.

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -89,7 +90,9 @@ void serve_connection(struct relay *relay, void *arg)
     struct shd_err e = { 0 };
     struct bulk *bulk;
     free(arg);
-    if (bulk_accept(relay->keys, fd, HANDSHAKE_NS, &bulk, &e) != SHD_OK) {
+    const int r = bulk_accept(relay->keys, fd, HANDSHAKE_NS, &bulk, &e);
+    atomic_fetch_sub(&relay->strangers, 1);
+    if (r != SHD_OK) {
         log_warn("op=relay status=%s why=\"a connection was refused: %s\" do=\"compare the cluster "
                  "files and keys of both hosts\"",
                  status_name(e.code), e.text);

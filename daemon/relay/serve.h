@@ -5,7 +5,7 @@
 struct relay;
 
 /* Thread: serve the accepted TCP socket *(int *)arg (a heap's, freed) until either side hangs up.
- */
+ * It was counted as a stranger, and is none any more when its key is known, or the wrong one. */
 void serve_connection(struct relay *relay, void *arg);
 
 #endif

@@ -14,7 +14,7 @@
 
 #include "proto/base/check.h"
 
-#define BACKLOG 64
+#define BACKLOG 1024 /* all workers of a host may come at once */
 
 bool listen_split(const char *text, char host[LISTEN_HOST_BYTES], const char **ret_port)
 {

@@ -191,6 +191,7 @@ static void run_beside(void)
     int *fd = malloc(sizeof *fd);
     CHECK(fd != NULL);
     *fd = dup(STDERR_FILENO);
+    relays[1].strangers = 1;
     serve_connection(&relays[1], fd);
 }
 

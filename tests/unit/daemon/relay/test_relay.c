@@ -1,5 +1,9 @@
 /* A relay and a host of its cluster that does not play by the rules: each is hung up on, the relay
  * and the daemon behind it go on. */
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -510,6 +514,78 @@ TEST(a_segment_stays_mapped_while_bytes_come_into_it_however_many_come_after)
     free(payload);
     bulk_close(bulk);
     fake_end(&far);
+    far_stop(&far);
+}
+
+/* -- Many strangers ----------------------------------------------------------------------------
+ */
+
+#define STRANGERS 400u /* more than a relay hears out at a time */
+#define THREADS   300u /* that it may have of them, with some of its own */
+
+static uint32_t threads_of(pid_t pid)
+{
+    char path[64];
+    uint32_t count = 0;
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *dir = opendir(path);
+    EXPECT(dir != NULL);
+    for (const struct dirent *d = readdir(dir); d != NULL; d = readdir(dir))
+        count += d->d_name[0] != '.';
+    closedir(dir);
+    return count;
+}
+
+/* When there have been no more for a while. */
+static uint32_t most_threads_of(pid_t pid)
+{
+    uint32_t most = 0;
+    for (uint32_t looks = 0; looks < 50; looks++) {
+        const uint32_t now = threads_of(pid);
+        if (now > most)
+            looks = 0;
+        most = now > most ? now : most;
+        sleep_ms(10);
+    }
+    return most;
+}
+
+static int connect_silently(void)
+{
+    char name[LISTEN_NAME_BYTES];
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(7100) };
+    own_address(name);
+    *strchr(name, ':') = '\0';
+    EXPECT(inet_pton(AF_INET, name, &a.sin_addr) == 1);
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    EXPECT(fd >= 0);
+    EXPECT(connect(fd, (const struct sockaddr *)&a, sizeof a) == 0 || errno == EINPROGRESS);
+    return fd;
+}
+
+/* They have some of its threads and no more; sessions go on, and who belongs to the cluster gets in
+ * when the first of them have had their time. */
+TEST(strangers_without_number_leave_threads_to_the_others)
+{
+    const struct wire_request status = { .seq = 2, .type = WIRE_STATUS };
+    int fds[STRANGERS];
+    struct far far = { .files = false };
+    far_start(&far);
+    struct bulk *bulk = attach(&far);
+    const struct wire_request first = hello(WIRE_READER);
+    EXPECT_EQ(say(bulk, &first), SHD_OK);
+    EXPECT_EQ(listen_for(bulk, 2), SHD_OK);
+    const uint32_t before = threads_of(far.relay);
+    for (uint32_t i = 0; i < STRANGERS; i++)
+        fds[i] = connect_silently();
+    EXPECT_SOON(threads_of(far.relay) >= before + 200);
+    EXPECT(most_threads_of(far.relay) < THREADS);
+    EXPECT_EQ(say(bulk, &status), SHD_OK);
+    EXPECT_EQ(listen_for(bulk, 3), SHD_OK);
+    for (uint32_t i = 0; i < STRANGERS; i++)
+        close(fds[i]);
+    bulk_close(bulk);
+    bulk_close(attach(&far));
     far_stop(&far);
 }
 
