@@ -59,6 +59,31 @@ want=$(in_one_process --accumulate local:2 --grad-precision bf16)
 end_same "elastic workers, local:2, gradients in bf16"
 want=$ranks
 
+if hosts_by_six; then
+    stop_relays
+    mkdir -m 700 "$work/six"
+    mv "$work/keys" "$work/four"
+    mv "$work/six" "$work/keys"
+    "$bin/shardctl" keys new "$work/keys/cluster.json" "a=$six_A" "b=$six_B" >/dev/null
+    start_a
+    start_b
+    soon "the relay's sockets" has_devices B cpu0 cpu1
+    six=${six_A#[}
+    soon "a relay at its address" logged relay_a.log "listens=.${six%%]*}"
+    begin
+    worker A 0 2
+    worker B 1 2
+    end_same "a worker on each host, by IPv6"
+    stop_relays
+    mv "$work/keys" "$work/six"
+    mv "$work/four" "$work/keys"
+    start_a
+    start_b
+    soon "the relay's sockets" has_devices B cpu0 cpu1
+else
+    echo "  there is no IPv6 here"
+fi
+
 # Everything is killed once, at a step. A worker that waits as it computes is slow for as many times as long: not so
 # slow that one stopped relay's 15 s outlast what `soon` waits.
 begin

@@ -65,6 +65,18 @@ hosts_make() {
     address_A=10.77.0.1:7100 address_B=10.77.0.2:7100 address_C=10.77.1.2:7100
 }
 
+# Addresses of A and B by IPv6, of their wire or of the loopback; false where the host has none.
+hosts_by_six() {
+    six_A="[::1]:$((20000 + $$ % 10000))" six_B="[::1]:$((30000 + $$ % 10000))"
+    if [ -z "$wire" ]; then
+        [ -s /proc/net/if_inet6 ]
+        return
+    fi
+    six_A="[fd77::1]:7100" six_B="[fd77::2]:7100"
+    ip -n "shdA$$" addr add fd77::1/64 dev "${wires[B]}" nodad 2>/dev/null &&
+        ip -n "shdB$$" addr add fd77::2/64 dev "shdwb$$" nodad 2>/dev/null
+}
+
 # relay HOST ARGUMENTS...: whose pid is that of `ip netns exec`, which becomes it.
 relay() {
     local host=$1
