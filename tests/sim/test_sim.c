@@ -1,9 +1,10 @@
 /* Millions of random events on the cores; see sim.h. As a tool:
  *
- *     test_sim --scenario NAME [--seed S] [--events N] [--trace]
+ *     test_sim --scenario NAME [--seed S] [--events N] [--back] [--trace]
  *
- * runs seeds from S on until N events have happened, or until something breaks. What breaks is
- * shrunk: with as few kinds of faults, steps, daemons and workers as still show it. */
+ * runs seeds from S on until N events have happened, or until something breaks; --back: of models
+ * that go back, and that nobody looks at. What breaks is shrunk: with as few kinds of faults,
+ * steps, daemons and workers as still show it. */
 #include <stdlib.h>
 #include <time.h>
 
@@ -78,15 +79,22 @@ static void report(const struct sim_scenario *scenario, const struct sim_config 
     sim_print_end();
 }
 
-/* Seeds from `seed` on, for so many events. False: something broke, and was reported. */
-static bool run_scenario(const struct sim_scenario *scenario, uint64_t seed, uint64_t events_max,
-                         bool trace, uint64_t *ret_lost)
+struct runs {
+    uint64_t seed, events; /* from seed on, for so many */
+    bool back, trace;
+};
+
+/* False: something broke, and was reported. */
+static bool run_seeds(const struct sim_scenario *scenario, const struct runs *runs,
+                      uint64_t *ret_lost)
 {
-    uint64_t events = 0, kills = 0, lost = 0, last = seed;
+    uint64_t events = 0, kills = 0, lost = 0, last = runs->seed;
     const clock_t start = clock();
-    for (; events < events_max; last++) {
-        const struct sim_config c = sim_config_of(scenario, last);
-        const struct sim_result r = sim_run(&c, trace);
+    for (; events < runs->events; last++) {
+        struct sim_config c = sim_config_of(scenario, last);
+        c.rewinds = c.rewinds || runs->back;
+        c.guests = c.guests && !runs->back;
+        const struct sim_result r = sim_run(&c, runs->trace);
         events += r.events;
         kills += r.kills;
         lost += r.outcome == SIM_LOST;
@@ -98,10 +106,17 @@ static bool run_scenario(const struct sim_scenario *scenario, uint64_t seed, uin
     const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
     printf("  %-10s seeds %" PRIu64 "..%" PRIu64 ": %" PRIu64 " events, %" PRIu64 " kills, %" PRIu64
            " lost, %.1f million events/s\n",
-           scenario->name, seed, last - 1, events, kills, lost,
+           scenario->name, runs->seed, last - 1, events, kills, lost,
            (double)events / 1e6 / (seconds + 1e-9));
     *ret_lost = lost;
     return true;
+}
+
+static bool run_scenario(const struct sim_scenario *scenario, uint64_t seed, uint64_t events,
+                         uint64_t *ret_lost)
+{
+    const struct runs runs = { .seed = seed, .events = events };
+    return run_seeds(scenario, &runs, ret_lost);
 }
 
 static const struct sim_scenario *find(const char *name)
@@ -118,7 +133,7 @@ TEST(nothing_is_lost_counted_twice_or_stuck_whatever_happens)
     for (uint32_t i = 0; i < sim_scenario_count; i++) {
         if ((sim_scenarios[i].faults & SIM_KEEPER) != 0)
             continue;
-        EXPECT(run_scenario(&sim_scenarios[i], SEED, EVENTS, false, &lost));
+        EXPECT(run_scenario(&sim_scenarios[i], SEED, EVENTS, &lost));
         EXPECT_EQ(lost, 0);
     }
 }
@@ -183,8 +198,8 @@ TEST(each_fail_point_of_the_core_and_its_shell_was_killed_at)
         "sim:snapshot:trim",
     };
     uint64_t lost;
-    EXPECT(run_scenario(find("points"), 1, 500000, false, &lost));
-    EXPECT(run_scenario(find("again"), 1, 500000, false, &lost));
+    EXPECT(run_scenario(find("points"), 1, 500000, &lost));
+    EXPECT(run_scenario(find("again"), 1, 500000, &lost));
     /* What owner 0 alone passes, now and then. */
     for (uint64_t seed = 1; seed <= SEEDS_MAX && !all_killed_at(names, ARRAY_SIZE(names)); seed++) {
         struct sim_config c = sim_config_of(find("points"), seed);
@@ -254,7 +269,7 @@ TEST(result_after_rewinds_is_that_of_a_run_that_never_went_further)
 TEST(lost_keeper_is_reported_and_never_silently_wrong)
 {
     uint64_t lost;
-    EXPECT(run_scenario(find("keeper"), SEED, EVENTS, false, &lost));
+    EXPECT(run_scenario(find("keeper"), SEED, EVENTS, &lost));
     EXPECT(lost > 0);
 }
 
@@ -317,7 +332,8 @@ TEST(same_seed_gives_the_same_run)
 
 static int usage(void)
 {
-    fprintf(stderr, "test_sim --scenario NAME [--seed S] [--events N] [--trace]\nscenarios:");
+    fprintf(stderr,
+            "test_sim --scenario NAME [--seed S] [--events N] [--back] [--trace]\nscenarios:");
     for (uint32_t i = 0; i < sim_scenario_count; i++)
         fprintf(stderr, " %s", sim_scenarios[i].name);
     fputc('\n', stderr);
@@ -327,27 +343,28 @@ static int usage(void)
 static int tool(int argc, char **argv)
 {
     const struct sim_scenario *scenario = NULL;
-    uint64_t seed = SEED, events = 1, lost;
-    bool trace = false;
+    struct runs runs = { .seed = SEED, .events = 1 };
+    uint64_t lost;
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
-        if (strcmp(argv[i], "--trace") == 0) {
-            trace = true;
+        const bool trace = strcmp(argv[i], "--trace") == 0, back = strcmp(argv[i], "--back") == 0;
+        runs.trace = runs.trace || trace;
+        runs.back = runs.back || back;
+        if (trace || back)
             continue;
-        }
         if (strcmp(argv[i], "--scenario") == 0)
             scenario = find(value);
         else if (strcmp(argv[i], "--seed") == 0)
-            seed = strtoull(value, NULL, 0);
+            runs.seed = strtoull(value, NULL, 0);
         else if (strcmp(argv[i], "--events") == 0)
-            events = strtoull(value, NULL, 0);
+            runs.events = strtoull(value, NULL, 0);
         else
             return usage();
         i++;
     }
     if (scenario == NULL)
         return usage();
-    return run_scenario(scenario, seed, events, trace, &lost) ? 0 : 1;
+    return run_seeds(scenario, &runs, &lost) ? 0 : 1;
 }
 
 int main(int argc, char **argv)
