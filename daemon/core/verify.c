@@ -30,6 +30,7 @@ struct verify {
     struct verify_state state;
     uint64_t blind_below; /* steps that are not looked at */
     bool began, active, closed;
+    bool put; /* closed in all attempts at the step */
     uint64_t step, attempt;
     uint32_t group;
     struct copy copies[VERIFY_COPIES];
@@ -106,6 +107,8 @@ static void follow(struct verify *v, const struct step *core)
         end_step(v);
     if (v->copy_count > 0 || v->closed)
         forget_copies(v);
+    v->put = v->put && v->step == step;
+    v->closed = v->put;
     v->began = true;
     v->step = step;
     v->attempt = attempt;
@@ -137,6 +140,12 @@ void verify_close(struct verify *v, const struct step *core, uint64_t step)
 {
     follow(v, core);
     v->closed = v->closed || v->step == step;
+}
+
+void verify_close_put(struct verify *v, const struct step *core, uint64_t step)
+{
+    verify_close(v, core, step);
+    v->put = v->put || v->step == step;
 }
 
 /* -- Workers ------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@
  * died is compared but speaks against nobody, for its successor may be as wrong.
  *
  * No difference is: a worker that died, with any part of its gradients returned; what came in
- * before a reset; what comes when a Prepare of the step was answered, for from then on another
- * owner may be overwriting the parameters that a late worker still reads. Nothing of it outlives
- * the process: in the step that a successor finds nothing is compared (`blind`).
+ * before a reset; what comes when a Prepare of the step was answered, or a put of it has begun, for
+ * from then on another owner may be overwriting the parameters that a late worker still reads. A
+ * reset ends what was prepared, and no put. Nothing of it outlives the process: in the step that a
+ * successor finds nothing is compared (`blind`).
  */
 #ifndef SHD_VERIFY_H
 #define SHD_VERIFY_H
@@ -104,6 +105,9 @@ bool verify_take(struct verify *v, const struct step *core, const struct verify_
 
 /* A Prepare of this step is answered. */
 void verify_close(struct verify *v, const struct step *core, uint64_t step);
+
+/* A put of this step begins, which may be committed in whatever attempt comes. */
+void verify_close_put(struct verify *v, const struct step *core, uint64_t step);
 
 /* The session is gone: its copies stay, but nobody waits for the rest of them. */
 void verify_forget(struct verify *v, uint64_t session);

@@ -174,3 +174,10 @@ void verified_prepared(struct model *m, uint64_t step)
     if (v != NULL)
         verify_close(v, m->core, step);
 }
+
+void verified_put(struct model *m, uint64_t step)
+{
+    struct verify *v = lease_verify(m->lease);
+    if (v != NULL)
+        verify_close_put(v, m->core, step);
+}

@@ -23,7 +23,8 @@ int verified_hash(struct op *op);
 void verified_take(struct op *op);
 
 /* A Prepare of the step is being answered, or a put of it begins: what comes from now on may be of
- * other parameters. */
+ * other parameters; of a put also once the step was reset. */
 void verified_prepared(struct model *m, uint64_t step);
+void verified_put(struct model *m, uint64_t step);
 
 #endif

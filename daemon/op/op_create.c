@@ -20,7 +20,7 @@ static int begin_put(struct op *op)
     reset_follow(op->model, req->step, req->attempt);
     const int begun = put_begin(op);
     if (begun == SHD_OK || begun == SHD_PENDING)
-        verified_prepared(op->model, req->step);
+        verified_put(op->model, req->step);
     return begun;
 }
 

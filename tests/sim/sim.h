@@ -157,6 +157,7 @@ enum sim_kind {
     SIM_LEASE,
     SIM_RESET_STEP,
     SIM_REWIND,
+    SIM_PUT, /* one begins */
     SIM_DETACH,
     SIM_HANGUP,
 };
@@ -325,6 +326,7 @@ struct sim_daemon {
     uint64_t acc[SIM_UNITS][SIM_BLOCKS], param[SIM_UNITS][SIM_BLOCKS], word[SIM_UNITS][SIM_BLOCKS];
     uint64_t spill[SIM_UNITS][SIM_MICROS];
     uint64_t board[SIM_UNITS], board_attempt;
+    uint64_t put; /* whose values wait; 0: none */
     /* for checks: what was promised */
     uint64_t commits_seen;
     uint64_t credited_round;
@@ -410,6 +412,8 @@ struct sim_worker {
     bool has_last;
     struct decision last;
     uint32_t put_micros; /* of the step behind a put, as owner 0 has said */
+    bool put_begun;      /* all owners have room for its values, */
+    uint64_t written_ns; /* which are written by then */
     bool heedless;       /* knows nothing of puts */
     bool no_put;         /* the step has begun without one */
     uint32_t looks;

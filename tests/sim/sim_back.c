@@ -183,6 +183,7 @@ static void rewound(struct sim_daemon *d, uint64_t step)
     CHECK(at != SNAPSHOT_NO_ITEM);
     while ((item = snapshot_set_later(&b->set, step)) != SNAPSHOT_NO_ITEM)
         give_up(d, item);
+    d->put = 0; /* the model goes back to an earlier step */
     step_rewind_done(&d->ledger, &b->snapshots[at].record, &b->snapshots[at].more,
                      b->snapshots[at].updates, b->snapshots[at].blob);
 }

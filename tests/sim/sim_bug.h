@@ -24,6 +24,7 @@
  *  18  the history's row of a step is written when the commit is there already
  *  19  the hash of a gradient is compared with that of another group
  *  20  gradients are compared that came when a Prepare of the step was answered
+ *  21  gradients are compared again when a step is reset that a put has begun in
  *  30  a copy of a step begins while the update of the step before is under way
  *  31  what is left of a unit is not copied before its update where some of it is copied already
  *  32  an owner does not keep that its part of a fork is full

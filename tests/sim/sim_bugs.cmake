@@ -212,11 +212,16 @@ plant(daemon/core/step_commit.c [[
         write_row(s);
     s->round]])
 
-# What is verified is compared with another group's (19), or with what comes when parameters may have moved (20).
+# What is verified is compared with another group's (19), or with what comes when parameters may have moved: a
+# Prepare was answered (20), or a put has begun, in an attempt before (21).
 plant(daemon/core/verify.c [[v->step == step && now == group;]] [[v->step == step && (now == group || SIM_BUG(19));]])
 plant(daemon/core/verify.c [[
     v->closed = v->closed || v->step == step;]] [[
     v->closed = v->closed || (v->step == step && !SIM_BUG(20));]])
+
+plant(daemon/core/verify.c [[
+    v->put = v->put && v->step == step;]] [[
+    v->put = v->put && v->step == step && !SIM_BUG(21);]])
 
 # Guards: that training goes on is kept as of the step before (50); a stop is forgotten with the next commit,
 # a put's (51); the limits lack the last step (52).

@@ -333,12 +333,23 @@ static bool try_lease(struct sim *s, struct sim_daemon *d, struct sim_session *s
     return true;
 }
 
-/* All owners are told that a put begins before owner 0 commits it. */
-static void put_begins(struct sim *s, uint64_t step)
+/* As op_create.c and put.c have it: the attempt may be another one when it is committed. */
+static void on_put(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
+                   const struct sim_msg *msg)
 {
-    for (uint32_t i = 0; i < s->config.daemons; i++)
-        if (s->daemon[i].alive && s->daemon[i].verify != NULL)
-            verify_close(s->daemon[i].verify, s->daemon[i].core, step);
+    const struct sim_request *q = &msg->request;
+    struct sim_reply reply = { .kind = SIM_PUT, .step = q->step };
+    struct shd_err e = { 0 };
+    follow(s, d, q->step, q->attempt);
+    reply.committed.over = q->step < step_collecting(d->core);
+    if (!reply.committed.over)
+        reply.status = step_put_check(d->core, q->step, &e);
+    if (!reply.committed.over && reply.status == SHD_OK) {
+        d->put = q->decision.put;
+        if (d->verify != NULL)
+            verify_close_put(d->verify, d->core, q->step);
+    }
+    answer(s, d, ses, msg->seq, &reply);
 }
 
 /* A put at owner 0 comes first or not at all; the others make room for it. */
@@ -349,8 +360,9 @@ static int make_room(struct sim *s, struct sim_daemon *d, const struct sim_wait 
     int r;
     if (wait->decision.put == 0 || wait->step < step_collecting(d->core))
         return SHD_OK;
+    if (d->put != wait->decision.put)
+        return err_set(e, SHD_ENOENT, "its values are gone");
     if (sim_daemon_index(s, d) == 0) {
-        put_begins(s, wait->step);
         r = step_put_check(d->core, wait->step, e);
         return r == SHD_OK && !step_put_idle(d->core) ? SHD_PENDING : r;
     }
@@ -601,6 +613,9 @@ static void serve(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
         answer(s, d, ses, msg->seq, &reply);
         return;
     }
+    case SIM_PUT:
+        on_put(s, d, ses, msg);
+        return;
     case SIM_DETACH:
         session_close(s, d, ses);
         return;

@@ -87,7 +87,8 @@ void sim_link_forget_turn(struct sim_worker *w)
     for (uint32_t o = 0; o < SIM_DAEMONS; o++)
         for (uint32_t i = 0; i < SIM_CALLS; i++) {
             struct sim_call *c = &w->link[o].calls[i];
-            if (c->request.kind == SIM_PREPARE || c->request.kind == SIM_COMMIT)
+            if (c->request.kind == SIM_PREPARE || c->request.kind == SIM_COMMIT ||
+                c->request.kind == SIM_PUT)
                 c->used = false;
         }
 }

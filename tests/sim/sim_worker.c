@@ -109,7 +109,7 @@ static void reset_reply(struct sim *s, struct sim_worker *w, const struct sim_ms
     }
 }
 
-/* As the client sees it on the boards. A commit that has begun goes on. */
+/* As the client sees it on the boards. A commit, or a put, that has begun goes on. */
 static void look_at_attempt(struct sim *s, struct sim_worker *w)
 {
     uint64_t attempt = 0;
@@ -120,6 +120,7 @@ static void look_at_attempt(struct sim *s, struct sim_worker *w)
         if (s->daemon[o].board_attempt > attempt)
             attempt = s->daemon[o].board_attempt;
     if (w->work < WORK_BOARD || w->work >= WORK_RESETTING || w->attempt == 0 ||
+        (w->work == WORK_PUTTING && w->put_begun) ||
         (w->work == WORK_TURN && turn_state(w->turn) != TURN_PREPARING))
         return;
     if (attempt > w->attempt)
@@ -266,7 +267,7 @@ static void begin_computing(struct sim *s, struct sim_worker *w)
 static void next_work(struct sim *s, struct sim_worker *w)
 {
     w->ask_owner = 0;
-    w->asking = false;
+    w->asking = w->put_begun = false;
     if (sim_is_put(s, w->step) && !w->heedless && !w->no_put)
         sim_worker_enter(s, w, WORK_PUTTING);
     else if (s->config.lease)
@@ -299,19 +300,30 @@ static struct decision own_put(const struct sim *s, const struct sim_worker *w)
     return d;
 }
 
-/* The values are there; owner 0 has to agree, then the others are told. */
+/* All owners are asked for room, owner 0 first; the values are written; then owner 0 has to agree,
+ * and the others are told: in whatever attempt. */
 static bool run_putting(struct sim *s, struct sim_worker *w)
 {
-    if (w->asking || !w->link[w->ask_owner].up)
+    if (w->asking || !w->link[w->ask_owner].up || (w->put_begun && s->now_ns < w->written_ns))
         return false;
-    const struct sim_request request = { .kind = SIM_COMMIT,
+    const struct sim_request request = { .kind = w->put_begun ? SIM_COMMIT : SIM_PUT,
                                          .step = w->step,
-                                         .attempt = w->attempt,
+                                         .attempt = w->put_begun ? 0 : w->attempt,
                                          .blob = sim_mix(w->step, 77),
                                          .decision = own_put(s, w) };
     w->asking = true;
     sim_link_ask(s, w, w->ask_owner, &request, 0);
     return false;
+}
+
+/* The model went back, or another worker's put, or its step, was there first. */
+static bool put_is_gone(const struct sim_worker *w, const struct sim_reply *r,
+                        const struct decision *own)
+{
+    if (r->status == SHD_OK)
+        return r->committed.over || !decision_equal(&r->committed.decision, own);
+    return r->kind == SIM_PUT ? r->status == SHD_ESTEP
+                              : r->status == SHD_ENOENT && w->ask_owner == 0;
 }
 
 static void put_answered(struct sim *s, struct sim_worker *w, const struct sim_msg *msg)
@@ -323,18 +335,25 @@ static void put_answered(struct sim *s, struct sim_worker *w, const struct sim_m
     if (r->status == SHD_ERESET)
         return; /* the model went back */
     struct decision own = own_put(s, w);
+    if (r->kind == SIM_PUT && r->status == SHD_OK && !r->committed.over) {
+        w->put_begun = ++w->ask_owner == s->config.daemons;
+        w->ask_owner = w->put_begun ? 0 : w->ask_owner;
+        w->written_ns = s->now_ns + sim_below(s, 20 * MS);
+        sim_worker_after(s, w, w->written_ns - s->now_ns, EV_WAKE, 0);
+        return;
+    }
     if (r->status == SHD_OK && w->ask_owner == 0)
         own.micro_batches = w->put_micros = r->committed.decision.micro_batches;
-    if (r->status == SHD_EBUSY && w->ask_owner == 0) {
+    if (r->status == SHD_EBUSY && (w->ask_owner == 0 || r->kind == SIM_PUT)) {
         w->no_put = true;
         next_work(s, w);
+    } else if (put_is_gone(w, r, &own)) {
+        look_again(s, w);
     } else if (r->status != SHD_OK && s->kept_lost) {
         sim_lost(s, "an owner does not know the step of a put");
     } else if (r->status != SHD_OK) {
         sim_broken(s, "P4", SIM_NOBODY, msg->worker, "put in step %llu at owner %u: %s",
                    (unsigned long long)w->step, msg->daemon, status_name(r->status));
-    } else if (r->committed.over || !decision_equal(&r->committed.decision, &own)) {
-        look_again(s, w);
     } else if (w->ask_owner + 1 < s->config.daemons) {
         w->ask_owner++;
     } else {
@@ -498,7 +517,7 @@ static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg
     struct shd_err e = { 0 };
     const struct sim_reply *r = &msg->reply;
     int status = r->status;
-    if (w->work == WORK_PUTTING && r->kind == SIM_COMMIT) {
+    if (w->work == WORK_PUTTING && (r->kind == SIM_COMMIT || r->kind == SIM_PUT)) {
         put_answered(s, w, msg);
         return;
     }
@@ -606,6 +625,7 @@ static void on_reply(struct sim *s, struct sim_worker *w, const struct sim_msg *
             break;
         case SIM_PREPARE:
         case SIM_COMMIT:
+        case SIM_PUT:
             turn_reply(s, w, msg);
             break;
         case SIM_RESET_STEP:

@@ -18,16 +18,36 @@ static const struct sim_scenario *scenario_of(const char *name)
     FAIL("no scenario '%s'", name);
 }
 
-/* Seeds 1, 2, … until it is found; the promise it breaks is one of those named. goes_back: in
- * models that do, and that nobody looks at. */
-static void find(uint32_t bug, const char *scenario, const char *promises, bool goes_back)
+/* Models that go back, and that nobody looks at. */
+static void goes_back(struct sim_config *c)
+{
+    c->rewinds = true;
+    c->guests = false;
+}
+
+/* Every step is verified, by workers who are right, and some are puts; steps are reset often. */
+static void is_put_and_verified(struct sim_config *c)
+{
+    c->lease = c->puts = true;
+    c->rewinds = c->guests = false;
+    c->verify = 1;
+    c->wrong = 0;
+    c->daemons = c->daemons > 1 ? c->daemons : 3;
+    c->workers = c->workers > 2 ? c->workers : 4;
+    c->fault_gap_ns = 20 * MS;
+}
+
+/* Seeds 1, 2, … until it is found; the promise it breaks is one of those named. change: what of a
+ * seed's model is to be otherwise; NULL: nothing. */
+static void find(uint32_t bug, const char *scenario, const char *promises,
+                 void (*change)(struct sim_config *c))
 {
     uint64_t events = 0;
     sim_bug = bug;
     for (uint64_t seed = 1; seed <= SEEDS_MAX && events < EVENTS_MAX; seed++) {
         struct sim_config c = sim_config_of(scenario_of(scenario), seed);
-        c.rewinds = c.rewinds || goes_back;
-        c.guests = c.guests && !goes_back;
+        if (change != NULL)
+            change(&c);
         const struct sim_result r = sim_run(&c, /* trace= */ false);
         events += r.events;
         if (r.outcome != SIM_BROKEN)
@@ -45,12 +65,12 @@ static void find(uint32_t bug, const char *scenario, const char *promises, bool 
 
 static void expect_found(uint32_t bug, const char *scenario, const char *promises)
 {
-    find(bug, scenario, promises, /* goes_back= */ false);
+    find(bug, scenario, promises, NULL);
 }
 
 static void expect_found_back(uint32_t bug, const char *scenario, const char *promises)
 {
-    find(bug, scenario, promises, /* goes_back= */ true);
+    find(bug, scenario, promises, goes_back);
 }
 
 TEST(kernel_done_before_its_last_block_is_found)
@@ -201,6 +221,11 @@ TEST(hash_compared_with_another_groups_is_found)
 TEST(hash_of_what_came_behind_a_prepare_is_found)
 {
     expect_found(20, "stalls", "named");
+}
+
+TEST(hash_of_what_came_behind_a_put_in_another_attempt_is_found)
+{
+    find(21, "resets", "named", is_put_and_verified);
 }
 
 TEST(going_on_that_is_kept_as_of_an_earlier_step_is_found)

@@ -338,6 +338,28 @@ TEST(nothing_is_compared_behind_an_answer_to_prepare_or_over_a_reset)
     EXPECT_EQ(comes_in(&d, 1, 1, UNITS) + comes_in(&d, 2, 1, 0), 1);
 }
 
+/* A put may be committed in an attempt that begins after it: until its step is over. */
+TEST(what_a_put_has_closed_no_reset_opens)
+{
+    struct desk d = desk_new(1, true, false);
+    for (uint64_t attempt = 2; attempt <= 3; attempt++) {
+        enum step_reset_answer is;
+        struct step_actions actions;
+        struct shd_err e;
+        if (attempt == 2)
+            verify_close_put(d.verify, d.core, 0);
+        EXPECT_OK(step_reset(d.core, 0, attempt, /* agreed= */ true, &is, &e), &e);
+        while (step_reset_more(d.core, &actions))
+            carry_out(&d, &actions);
+        lease_begin_again(d.lease);
+        EXPECT_EQ(comes_in(&d, 1, 0, UNITS) + comes_in(&d, 2, 0, 1), 0);
+        EXPECT_EQ(state(&d)->differences, 0);
+    }
+    rest_comes_in(&d, 1, 0);
+    commit(&d);
+    EXPECT_EQ(comes_in(&d, 1, 1, UNITS) + comes_in(&d, 2, 1, 1), 1);
+}
+
 TEST(successor_is_blind_in_the_step_it_finds)
 {
     struct desk d = desk_new(1, true, true);
