@@ -380,7 +380,8 @@ enum shd_guard { /* rules of the spec's "guard" (docs/states.md) */
                  SHD_GUARD_NORM_ABOVE,
                  SHD_GUARD_NORM_ZSCORE,
                  SHD_GUARD_LOSS_ZSCORE,
-                 SHD_GUARD_UNIT_ABOVE, /* norm_above of units: cause_unit is which */
+                 SHD_GUARD_UNIT_ABOVE,  /* norm_above of units: cause_unit is which */
+                 SHD_GUARD_UNIT_ZSCORE, /* norm_zscore of units, likewise */
 };
 struct shd_result {
     size_t size;

@@ -88,6 +88,11 @@ static void make_commit(const struct round *round, const struct link *link,
     ret_request->commit.norm = turn_norm(t->m->map->turn);
     if (has_blob)
         ret_request->commit.blob = *t->blob;
+    const double *norms = link->index == 0 ? turn_unit_norms(t->m->map->turn) : NULL;
+    if (norms != NULL)
+        ret_request->commit.unit_norms = (struct wire_bytes){
+            (const uint8_t *)norms, t->m->spec->guard->columns * sizeof *norms
+        };
 }
 
 static int take_committed(const struct round *round, const struct link *link,
@@ -151,15 +156,36 @@ static int commit_turn(struct turning *t, struct shd_err *e)
     return r;
 }
 
+/* Of a model with a guard what rules of units need. */
+static int watch_units(struct shd_model *m, struct turn_update *update, struct shd_err *e)
+{
+    const struct guard *guard = m->spec->guard;
+    if (guard == NULL)
+        return SHD_OK;
+    update->watched = guard->watched;
+    if (guard->columns == 0)
+        return SHD_OK;
+    if (m->map->unit_norms == NULL)
+        m->map->unit_norms = sys_calloc(guard->columns, sizeof *m->map->unit_norms);
+    if (m->map->unit_norms == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for the norms of %" PRIu32 " units",
+                       guard->columns);
+    update->column = guard->column;
+    update->columns = guard->columns;
+    update->norms = m->map->unit_norms;
+    return SHD_OK;
+}
+
 int commit_step(struct shd_model *m, const struct decide_args *args, const struct wire_bytes *blob,
                 struct decided *ret_decided, struct shd_err *e)
 {
-    const struct turn_update decide = { .args = *args,
-                                        .units = m->spec->unit_count,
-                                        .watched = m->spec->guard != NULL ? m->spec->guard->watched
-                                                                          : NULL,
-                                        .groups = m->spec->guard_audit ? model_returns(m) : 0 };
+    struct turn_update decide = { .args = *args,
+                                  .units = m->spec->unit_count,
+                                  .groups = m->spec->guard_audit ? model_returns(m) : 0 };
     struct turning t = { .m = m, .blob = blob, .attempt = m->in.attempt };
+    const int watching = watch_units(m, &decide, e);
+    if (watching != SHD_OK)
+        return watching;
     turn_begin(m->map->turn, m->step, &decide);
     const int r = commit_turn(&t, e);
     m->sealed = m->sealed || turn_state(m->map->turn) != TURN_PREPARING ||

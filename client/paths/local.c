@@ -24,6 +24,7 @@
 #include "proto/files/ckpt.h"
 #include "proto/share/guard_window.h"
 #include "proto/share/parts.h"
+#include "proto/share/unit_window.h"
 
 /* -- Session ----------------------------------------------------------------------------------- */
 
@@ -130,6 +131,21 @@ static int fill_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     return r;
 }
 
+/* What rules of units with a window are made of. */
+static bool new_window(struct local_model *local, const struct guard *guard)
+{
+    if (guard == NULL || guard->columns == 0)
+        return true;
+    local->window = sys_calloc(1, unit_window_bytes(guard->rows, guard->columns));
+    local->unit_norms = sys_calloc(guard->columns, sizeof *local->unit_norms);
+    return local->window != NULL && local->unit_norms != NULL;
+}
+
+static struct unit_window window_of(const struct shd_model *m)
+{
+    return unit_window_at(m->local->window, m->spec->guard->rows, m->spec->guard->columns);
+}
+
 static int new_local(struct shd_model *m, struct shd_err *e)
 {
     const struct spec *spec = m->spec;
@@ -149,7 +165,7 @@ static int new_local(struct shd_model *m, struct shd_err *e)
     }
     if (local == NULL || local->units == NULL || local->arrived == NULL || local->hypers == NULL ||
         local->history == NULL || local->audit == NULL ||
-        (spec->guard_audit && local->parts == NULL))
+        (spec->guard_audit && local->parts == NULL) || !new_window(local, spec->guard))
         return err_set(e, SHD_ENOMEM, "no memory for model '%s'", spec->name);
     for (uint32_t u = 0; u < spec->unit_count; u++)
         if (!spec->units[u].frozen && spec->units[u].elems > local->slot_elems)
@@ -207,6 +223,8 @@ static void local_close(struct shd_model *m)
     free(local->history);
     free(local->audit);
     free(local->parts);
+    free(local->window);
+    free(local->unit_norms);
     free(local);
     m->local = NULL;
 }
@@ -596,6 +614,26 @@ static double norm_of(const struct shd_model *m, const struct decision *d, doubl
     return sqrt(squares) / count / d->loss_scale;
 }
 
+/* The unit's own limits, and its norm for those of later steps. */
+static void watch_one(const struct shd_model *m, struct watch *w, const struct guard_limits *limits,
+                      struct watch_unit *u)
+{
+    const struct guard *guard = m->spec->guard;
+    double own[GUARD_RULES_MAX];
+    uint32_t count = 0;
+    const uint32_t column = guard->columns > 0 ? guard->column[u->unit] : 0;
+    for (uint32_t i = 0; column > 0 && i < guard->count; i++) {
+        if ((guard->watched[u->unit] >> i & 1) == 0 || !guard_unit_windowed(&guard->rules[i]))
+            continue;
+        const struct unit_window window = window_of(m);
+        own[count++] = unit_window_limit(&window, &guard->rules[i], m->step, column - 1);
+    }
+    u->own = own;
+    watch_unit(w, limits, u);
+    if (column > 0)
+        m->local->unit_norms[column - 1] = u->norm;
+}
+
 /* The sum of a unit's gradient is known. */
 static void name_unit(const struct shd_model *m, struct naming *n,
                       const struct guard_limits *limits, uint32_t unit, struct kern_sum *sum)
@@ -604,7 +642,8 @@ static void name_unit(const struct shd_model *m, struct naming *n,
     const double squares = fixsum_value(&sum->sum);
     const double norm = norm_of(m, &n->decided->decision, squares);
     if (n->watch.watched != NULL)
-        watch_unit(&n->watch, limits, unit, norm, squares);
+        watch_one(m, &n->watch, limits,
+                  &(struct watch_unit){ .unit = unit, .norm = norm, .squares = squares });
     if (n->infinite ? sum->finite : fixsum_compare(&sum->sum, &n->largest) <= 0)
         return;
     n->largest = sum->sum;
@@ -642,6 +681,8 @@ static int name_cause(struct shd_model *m, const struct guard_limits *limits,
     watch_begin(&n.watch, guard != NULL && !n.infinite ? guard->watched : NULL);
     if (decided->cause == DECIDE_CAUSE_NONE && n.watch.watched == NULL)
         return SHD_OK;
+    if (guard != NULL && m->local->unit_norms != NULL)
+        memset(m->local->unit_norms, 0, guard->columns * sizeof *m->local->unit_norms);
     const int r = name_units(m, &n, limits, e);
     if (r != SHD_OK)
         return r;
@@ -726,6 +767,10 @@ static int local_commit(struct shd_model *m, const struct decide_args *args,
     row.time_ns = clock_read_ns(CLOCK_REALTIME);
     history_put(local->history, HISTORY_SLOTS, &row);
     audit_put(local->audit, m->step, &decided.decision.cause);
+    if (local->window != NULL) {
+        struct unit_window window = window_of(m);
+        unit_window_put(&window, m->step, decided.decision.skip ? NULL : local->unit_norms);
+    }
     if (decided.decision.guard.stop)
         local->stopped = (struct local_stopped){ decided.decision.guard, m->step };
     for (uint32_t u = 0; u < m->spec->unit_count; u++)

@@ -66,6 +66,8 @@ struct local_model {
     struct history_slot *history; /* owned, [HISTORY_SLOTS] */
     struct audit_slot *audit;     /* owned, [AUDIT_SLOTS] */
     struct parts *parts;          /* owned; NULL: the model has no guard_audit */
+    void *window;                 /* owned: unit_window's; NULL: no rule needs one */
+    double *unit_norms;           /* owned, [guard.columns], of the open step; NULL: likewise */
     struct settings_kept settings;
     struct local_stopped stopped;
     uint32_t returns_before; /* of the last committed step */

@@ -99,6 +99,7 @@ struct map_model {
     uint32_t view_slots;
     bool *stale; /* owned, [slots * owner_count]: the views show a predecessor's inbox there */
     struct turn *turn;       /* owned: the commit at hand */
+    double *unit_norms;      /* owned, [guard.columns]: the turn's; NULL: not made */
     struct leasing *leasing; /* owned: the question for work at hand; NULL: none was asked yet */
     uint64_t put_origin;     /* of the last put that was begun here */
     struct pinned *pinned;   /* owned by run/pin.c; NULL: nothing was pinned yet */

@@ -264,6 +264,7 @@ static void remote_close(struct shd_model *m)
     }
     free(map->owners);
     free(map->turn);
+    free(map->unit_norms);
     free(map);
     m->map = NULL;
 }

@@ -38,7 +38,10 @@ struct turn {
     struct wire_prepared *prepared; /* [owners], behind that */
     struct cause *cause;            /* behind that; while naming */
     struct watch watch;
-    double squares; /* of the unit that is found */
+    double squares;       /* of the unit that is found */
+    bool measured;        /* update.norms is of all units */
+    uint32_t limit_count; /* of the page that is asked for: owner 0's */
+    double limits[WIRE_UNIT_SUMS_MAX * GUARD_RULES_MAX];
 };
 
 static uint64_t aligned(uint64_t bytes)
@@ -89,6 +92,7 @@ void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update)
     t->decided = (struct decided){ 0 };
     t->counted = false;
     t->naming = NAMING_NOT;
+    t->measured = false;
     enter(t, TURN_PREPARING);
 }
 
@@ -196,14 +200,40 @@ static double norm_of(const struct turn *t, double squares)
     return sqrt(squares) / count / d->loss_scale;
 }
 
+static bool watches_page(const struct turn *t)
+{
+    return t->naming == NAMING_UNITS && t->watch.watched != NULL;
+}
+
+/* Owner 0 tells the page's units their own limits. */
+static int take_limits(struct turn *t, const struct wire_bytes *limits, struct shd_err *e)
+{
+    const struct cause *c = t->cause;
+    t->limit_count = 0;
+    for (uint32_t i = 0; i < WIRE_UNIT_SUMS_MAX && c->first + i < c->count; i++)
+        t->limit_count += watch_own(&t->guard, t->watch.watched[c->first + i]);
+    if (limits->bytes != t->limit_count * sizeof *t->limits)
+        return err_set(e, SHD_EPROTO,
+                       "%zu bytes are not the %" PRIu32 " limits of units from %" PRIu32,
+                       limits->bytes, t->limit_count, c->first);
+    if (limits->bytes > 0)
+        memcpy(t->limits, limits->data, limits->bytes);
+    return SHD_OK;
+}
+
 /* All owners have told the page. */
 static void watch_page(struct turn *t)
 {
+    const struct turn_update *u = &t->update;
     const struct cause *c = t->cause;
-    const bool units = t->naming == NAMING_UNITS && t->watch.watched != NULL;
-    for (uint32_t i = 0; units && i < WIRE_UNIT_SUMS_MAX && c->first + i < c->count; i++) {
-        const double squares = fixsum_value(&c->sums[i]);
-        watch_unit(&t->watch, &t->guard, c->first + i, norm_of(t, squares), squares);
+    const double *own = t->limits;
+    for (uint32_t i = 0; i < WIRE_UNIT_SUMS_MAX && c->first + i < c->count; i++) {
+        const uint32_t unit = c->first + i;
+        const double squares = fixsum_value(&c->sums[i]), norm = norm_of(t, squares);
+        watch_unit(&t->watch, &t->guard, &(struct watch_unit){ unit, norm, squares, own });
+        own += watch_own(&t->guard, t->watch.watched[unit]);
+        if (u->columns > 0 && u->column[unit] > 0)
+            u->norms[u->column[unit] - 1] = norm;
     }
 }
 
@@ -213,6 +243,7 @@ static void take_unit(struct turn *t)
     struct decision *d = &t->decided.decision;
     const bool by_unit = t->watch.watched != NULL && watch_end(&t->watch, &t->guard, d);
     struct decision_cause *cause = &d->cause;
+    t->measured = t->watch.watched != NULL;
     t->squares = by_unit ? t->watch.squares : fixsum_value(&t->cause->largest);
     if (by_unit)
         cause->unit = t->watch.unit + 1;
@@ -254,13 +285,16 @@ static int name(struct turn *t, uint32_t owner, const struct wire_prepared *prep
     if (prepared->unit_sums_from != turn_unit_sums(t) ||
         prepared->part_sums_from != turn_part_sums(t))
         return SHD_OK; /* a repeat */
-    const int r = cause_take(t->cause, &prepared->unit_sums, e);
+    int r = cause_take(t->cause, &prepared->unit_sums, e);
+    if (r == SHD_OK && owner == 0 && watches_page(t))
+        r = take_limits(t, &prepared->unit_limits, e);
     if (r != SHD_OK)
         return r;
     take_in(t, owner);
     if (t->missing > 0)
         return SHD_OK;
-    watch_page(t);
+    if (watches_page(t))
+        watch_page(t);
     if (cause_next(t->cause))
         enter(t, TURN_PREPARING);
     else if (t->naming == NAMING_UNITS)
@@ -301,6 +335,7 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
     t->prepared[owner].settings_more = (struct wire_bytes){ 0 };
     t->prepared[owner].guard = (struct wire_bytes){ 0 };
     t->prepared[owner].unit_sums = (struct wire_bytes){ 0 };
+    t->prepared[owner].unit_limits = (struct wire_bytes){ 0 };
     take_in(t, owner);
     return t->missing == 0 || t->naming != NAMING_NOT ? derive(t, e) : SHD_OK;
 }
@@ -378,6 +413,12 @@ double turn_norm(const struct turn *t)
 {
     CHECK(t->state == TURN_COMMITTING || t->state == TURN_DONE);
     return t->decided.grad_norm;
+}
+
+const double *turn_unit_norms(const struct turn *t)
+{
+    const struct decision *d = turn_decision(t);
+    return t->measured && t->update.columns > 0 && !d->skip ? t->update.norms : NULL;
 }
 
 struct decided turn_decided(const struct turn *t)

@@ -49,6 +49,9 @@ struct turn_update {
     uint32_t units; /* of the model: where a step is skipped, find out by which; 0: do not */
     const uint8_t *watched; /* [units]: as in struct guard; borrowed; NULL: no rule is of units */
     uint32_t groups;        /* likewise, of the step: of a model with guard_audit; else 0 */
+    const uint32_t *column; /* [units]: likewise; borrowed; NULL: none has one */
+    double *norms;          /* [columns]: borrowed, the turn's as long as it lasts */
+    uint32_t columns;
 };
 
 /* Forget what was and begin with this step. */
@@ -78,6 +81,9 @@ uint64_t turn_step(const struct turn *t);
 const struct decision *turn_decision(const struct turn *t);
 
 double turn_norm(const struct turn *t); /* of the step's mean gradient, then */
+
+/* What owner 0 is to keep of units, then: update.norms, or NULL. */
+const double *turn_unit_norms(const struct turn *t);
 
 /* The result: DONE, or OVER (then only `over` says anything). */
 struct decided turn_decided(const struct turn *t);

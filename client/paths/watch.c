@@ -12,21 +12,42 @@ void watch_begin(struct watch *w, const uint8_t *watched)
     *w = (struct watch){ .watched = watched };
 }
 
-void watch_unit(struct watch *w, const struct guard_limits *limits, uint32_t unit, double norm,
-                double squares)
+static const double *rule_of(const struct guard_limits *limits, uint32_t i)
 {
+    return &limits->numbers[(size_t)i * GUARD_LIMIT_NUMBERS];
+}
+
+uint32_t watch_own(const struct guard_limits *limits, uint8_t watched)
+{
+    uint32_t own = 0;
+    for (uint32_t i = 0; i < limits->count / GUARD_LIMIT_NUMBERS; i++)
+        own += (watched >> i & 1) != 0 && rule_of(limits, i)[0] == GUARD_UNIT_ZSCORE;
+    return own;
+}
+
+/* Above, by more than the one that is so far. */
+static bool is_beyond(const struct watch *w, uint32_t rule, double norm, double limit)
+{
+    if (!isfinite(limit) || norm <= limit || (w->rule > 0 && w->rule < rule))
+        return false;
+    return w->rule != rule || norm / limit > w->norm / w->limit;
+}
+
+void watch_unit(struct watch *w, const struct guard_limits *limits, const struct watch_unit *u)
+{
+    const double *own = u->own;
     for (uint32_t i = 0; i < limits->count / GUARD_LIMIT_NUMBERS; i++) {
-        const double *at = &limits->numbers[(size_t)i * GUARD_LIMIT_NUMBERS];
-        const bool mine = at[0] == GUARD_UNIT_ABOVE && (w->watched[unit] >> i & 1) != 0;
-        if (!mine || !isfinite(at[2]) || norm <= at[2] || (w->rule > 0 && w->rule < i + 1))
+        const double *at = rule_of(limits, i);
+        if ((w->watched[u->unit] >> i & 1) == 0 || !guard_of_units((uint32_t)at[0]))
             continue;
-        if (w->rule == i + 1 && norm / at[2] <= w->norm / w->limit)
+        const double limit = at[0] == GUARD_UNIT_ZSCORE ? *own++ : at[2];
+        if (!is_beyond(w, i + 1, u->norm, limit))
             continue;
         w->rule = i + 1;
-        w->unit = unit;
-        w->norm = norm;
-        w->limit = at[2];
-        w->squares = squares;
+        w->unit = u->unit;
+        w->norm = u->norm;
+        w->limit = limit;
+        w->squares = u->squares;
     }
 }
 
@@ -35,7 +56,7 @@ static uint32_t place_of(const struct guard_limits *limits, const struct decisio
 {
     uint32_t i = 0;
     while (g->what != GUARD_NONE && i < limits->count / GUARD_LIMIT_NUMBERS) {
-        const double *at = &limits->numbers[(size_t)i * GUARD_LIMIT_NUMBERS];
+        const double *at = rule_of(limits, i);
         if (at[0] == g->what && at[2] == g->bound)
             return i;
         i++;
@@ -49,13 +70,13 @@ bool watch_end(const struct watch *w, const struct guard_limits *limits, struct 
         return false; /* there is no norm: nothing to divide by */
     if (w->rule == 0 || place_of(limits, &d->guard) < w->rule - 1)
         return false;
-    const double *at = &limits->numbers[(size_t)(w->rule - 1) * GUARD_LIMIT_NUMBERS];
+    const double *at = rule_of(limits, w->rule - 1);
     d->skip = true;
     d->scale = 0;
-    d->guard = (struct decision_guard){ .what = GUARD_UNIT_ABOVE,
+    d->guard = (struct decision_guard){ .what = (uint32_t)at[0],
                                         .stop = at[1] != 0,
                                         .rewind = at[1] == 2,
                                         .value = w->norm,
-                                        .bound = at[2] + 0.0 };
+                                        .bound = w->limit + 0.0 };
     return true;
 }

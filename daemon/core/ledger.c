@@ -14,6 +14,7 @@
 #include "proto/share/audit.h"
 #include "proto/share/history.h"
 #include "proto/share/segment.h"
+#include "proto/share/unit_window.h"
 #include "proto/spec/guard.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
@@ -36,6 +37,11 @@ _Static_assert(SHD_MICROS_MAX < 1u << 15, "a progress word has room for the coun
 static uint64_t set_bytes(const struct ledger_head *h)
 {
     return h->version == 6 || h->version == 7 ? sizeof(struct ledger_set) : 0;
+}
+
+static uint64_t window_bytes(const struct ledger_head *h)
+{
+    return h->version < 8 ? 0 : unit_window_bytes(h->made.window.rows, h->made.window.columns);
 }
 
 /* Offsets of all parts from the counts in h; returns the size of the whole. */
@@ -71,12 +77,14 @@ static uint64_t place_parts(struct ledger_head *h)
     at = layout_align(at + (h->version < 8 ? 0 : AUDIT_BYTES), PART_ALIGN);
     at = layout_align(at + (h->version < 8 ? 0 : sizeof(struct ledger_back)), PART_ALIGN);
     at = layout_align(at + settings_bytes, PART_ALIGN);
-    return layout_align(at + chosen_bytes, SHD_PAGE_BYTES);
+    at = layout_align(at + chosen_bytes, PART_ALIGN);
+    return layout_align(at + window_bytes(h), SHD_PAGE_BYTES);
 }
 
 /* Limits that keep place_parts() far from overflow. */
 static int check_counts(const struct ledger_head *h, struct shd_err *e)
 {
+    const bool windows = h->version >= 8;
     const struct {
         const char *name;
         uint64_t value, min, max;
@@ -90,6 +98,8 @@ static int check_counts(const struct ledger_head *h, struct shd_err *e)
         { "chunk_count", h->chunk_count, 0, CHUNKS_MAX },
         { "trail_bytes", h->trail_bytes, KERN_TRAIL_BYTES, KERN_TRAIL_BYTES },
         { "history_slots", h->history_slots, 0, h->version == 1 ? 0 : HISTORY_SLOTS },
+        { "rows of its window", windows ? h->made.window.rows : 0, 0, GUARD_WINDOW_MAX + 1 },
+        { "columns of its window", windows ? h->made.window.columns : 0, 0, GUARD_COLUMNS_MAX },
     };
     for (size_t i = 0; i < ARRAY_SIZE(limits); i++)
         if (limits[i].value < limits[i].min || limits[i].value > limits[i].max)
@@ -112,7 +122,8 @@ static struct ledger_head head_of(const struct ledger_shape *shape)
                              .state_bytes = shape->state_bytes,
                              .chunk_count = shape->chunk_count,
                              .history_slots = shape->history_slots,
-                             .trail_bytes = KERN_TRAIL_BYTES };
+                             .trail_bytes = KERN_TRAIL_BYTES,
+                             .made.window = shape->window };
     return h;
 }
 
@@ -160,7 +171,10 @@ static void point_to_parts(struct ledger *l, void *memory)
     l->audit = (void *)(base + audit_at);
     l->back = (void *)(base + back_at);
     l->settings = (void *)(base + settings_at);
-    l->chosen = (void *)(base + layout_align(settings_at + sizeof *l->settings, PART_ALIGN));
+    const uint64_t chosen_at = layout_align(settings_at + sizeof *l->settings, PART_ALIGN);
+    l->chosen = (void *)(base + chosen_at);
+    if (window_bytes(h) > 0)
+        l->window = base + layout_align(chosen_at + 2 * sizeof *l->chosen, PART_ALIGN);
 }
 
 /* Of no number that lay there by chance. */
@@ -399,7 +413,8 @@ static int check_places(const struct ledger_head *h, uint64_t bytes, struct shd_
                                  .spec_bytes = h->spec_bytes,
                                  .chunk_count = h->chunk_count,
                                  .history_slots = h->history_slots,
-                                 .trail_bytes = h->trail_bytes };
+                                 .trail_bytes = h->trail_bytes,
+                                 .made.window = h->made.window };
     const uint64_t whole = place_parts(&again);
     if (h->bytes != whole || bytes < whole)
         return err_set(e, SHD_ESEGMENT,

@@ -25,6 +25,7 @@
  *   metrics.tag       the micro-batch's numbers are there; and of which round
  *   history.tag       the row of a step is there; it counts when the step is committed
  *   audit.tag         what that step came from is there, which was skipped; likewise
+ *   window.tag        the norms of units in that step are there (share/unit_window.h); likewise
  *   settings.given    so many changes of settings were given; settings.kept[given & 1] is what is
  *                     kept
  *   guard.go_on       what a guard stopped up to there is trained again; guard.record as record
@@ -52,8 +53,8 @@
 #include "proto/base/status.h"
 
 #define LEDGER_MAGIC UINT64_C(0x31726764656c6873) /* "shledgr1" */
-/* Without what follows the number: 7 audits, chosen, settings that wait; 6 guard, rewinds;
- * 5 settings; 4 counts; 3 resets; 2 more; 1 history. */
+/* Without what follows the number: 7 audits, chosen, settings that wait, windows of units;
+ * 6 guard, rewinds; 5 settings; 4 counts; 3 resets; 2 more; 1 history. */
 #define LEDGER_VERSION    8u
 #define LEDGER_ONE_COUNT  4u /* the version of one with one count of updates for all units */
 #define LEDGER_NAME_BYTES 128u
@@ -114,8 +115,13 @@ struct ledger_restored {
     uint64_t replaces; /* instance whose place it takes once it is ready; 0: none */
 };
 
+struct ledger_window { /* of units, for a guard: share/unit_window.h; 0: none */
+    uint32_t rows, columns;
+};
+
 struct ledger_made { /* ledger_maker(); in a place that builds without it leave alone */
     uint64_t by, tag;
+    struct ledger_window window; /* from version 8 on */
 };
 
 struct ledger_head {
@@ -182,6 +188,7 @@ struct ledger {
     struct ledger_back *back;     /* ledger_back.h, behind that; NULL: likewise */
     struct ledger_settings *settings; /* ledger_set.h, behind that, and no `set`; NULL: likewise */
     struct ledger_chosen *chosen;     /* [2], as records, behind that; NULL: likewise */
+    void *window; /* unit_window_at(), behind that; NULL: likewise, or there is none */
 };
 
 struct ledger_maker { /* the user whose session made it, and that user's first group */
@@ -199,7 +206,8 @@ struct ledger_shape {
     uint64_t state_bytes;
     uint64_t chunk_count;   /* of all units' slices */
     uint32_t history_slots; /* LEDGER_HISTORY; 0: no history */
-    bool one_count;         /* of updates, for all units: another owner is of an older build */
+    struct ledger_window window;
+    bool one_count; /* of updates, for all units: another owner is of an older build */
     struct ledger_maker maker;
 };
 

@@ -15,6 +15,7 @@
 #include "proto/base/status.h"
 #include "proto/share/audit.h"
 #include "proto/share/history.h"
+#include "proto/share/unit_window.h"
 
 static void promise(struct step *s)
 {
@@ -73,6 +74,35 @@ void step_seen(struct step *s, double norm, uint64_t time_ns)
     s->next.time_ns = time_ns;
 }
 
+int step_seen_units(struct step *s, const uint8_t *norms, size_t bytes, struct shd_err *e)
+{
+    struct unit_window w;
+    s->next.unit_norms = NULL;
+    if (bytes == 0 || !step_guard_window(s, &w))
+        return SHD_OK;
+    if (bytes != w.columns * sizeof(double))
+        return err_set(e, SHD_EINVAL,
+                       "commit with %zu bytes of norms of units, the guard looks at %" PRIu32,
+                       bytes, w.columns);
+    s->next.unit_norms = norms;
+    return SHD_OK;
+}
+
+uint32_t step_prepare_units(const struct step *s, uint32_t first, uint32_t count,
+                            double *ret_limits)
+{
+    return step_unit_limits(s, first, count, ret_limits);
+}
+
+static void write_window(struct step *s)
+{
+    struct unit_window w;
+    const struct decision *d = &s->record.decision;
+    if (step_guard_window(s, &w))
+        unit_window_put(&w, s->now, d->skip || d->put != 0 ? NULL : s->next.unit_norms);
+    s->next.unit_norms = NULL;
+}
+
 static void write_row(struct step *s)
 {
     const struct decision *d = &s->record.decision;
@@ -120,6 +150,7 @@ static void write_record(struct step *s, struct step_blob blob)
     s->next.worker = (struct audit_worker){ 0 };
     if (s->ledger.chosen != NULL)
         s->ledger.chosen[commits & 1].returns = s->returns.now;
+    write_window(s);
     write_row(s);
     FAIL_POINT("step:commit:before");
     atomic_store_explicit(&h->commits, commits, memory_order_release);

@@ -17,6 +17,16 @@ int step_prepare(struct step *s, uint64_t step, struct step_prepared *ret_prepar
  * committer says, and the time. */
 void step_seen(struct step *s, double norm, uint64_t time_ns);
 
+/* Likewise, what the guard's windows (step_guard.h) are to keep of it: doubles, in any place, of
+ * each of their units, borrowed until step_commit(); bytes 0: nothing. Where there are no windows
+ * it is not looked at. Errors: SHD_EINVAL it is of other units. */
+int step_seen_units(struct step *s, const uint8_t *norms, size_t bytes, struct shd_err *e);
+
+/* With the answer to a Prepare, at owner 0: step_unit_limits(), at most limit_count of each unit.
+ */
+uint32_t step_prepare_units(const struct step *s, uint32_t first, uint32_t count,
+                            double *ret_limits);
+
 enum step_committed {
     STEP_COMMITTED_FIRST, /* this call's decision was recorded */
     STEP_COMMITTED_AGAIN, /* an earlier one counts */

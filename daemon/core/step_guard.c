@@ -11,6 +11,7 @@
 #include "proto/base/status.h"
 #include "proto/share/audit.h"
 #include "proto/share/guard_window.h"
+#include "proto/share/unit_window.h"
 
 /* Has the model gone back for the step, and is there a place to note another one? */
 static bool gone_back(const struct ledger_back *back, uint64_t step, bool *ret_room)
@@ -34,6 +35,36 @@ void step_guard_limits(const struct step *s, struct guard_limits *ret_limits)
     const bool gone = l->back != NULL && gone_back(l->back, s->now, &room);
     guard_window_limits(s->guard, l->history, l->head->history_slots, s->now, ret_limits);
     guard_limits_back(ret_limits, gone ? GUARD_BACK_SKIPS : room ? GUARD_BACK : GUARD_BACK_STOPS);
+}
+
+struct ledger_window step_guard_shape(const struct guard *guard, uint32_t owner)
+{
+    return guard == NULL || owner > 0 ? (struct ledger_window){ 0 }
+                                      : (struct ledger_window){ guard->rows, guard->columns };
+}
+
+bool step_guard_window(const struct step *s, struct unit_window *ret_window)
+{
+    const struct ledger_head *h = s->ledger.head;
+    if (s->guard == NULL || s->ledger.window == NULL ||
+        h->made.window.columns != s->guard->columns || h->made.window.rows != s->guard->rows)
+        return false;
+    *ret_window = unit_window_at(s->ledger.window, h->made.window.rows, h->made.window.columns);
+    return true;
+}
+
+uint32_t step_unit_limits(const struct step *s, uint32_t first, uint32_t count, double *ret_limits)
+{
+    struct unit_window w;
+    const struct guard *g = s->guard;
+    uint32_t told = 0;
+    if (!step_guard_window(s, &w))
+        return 0;
+    for (uint32_t u = first; u < first + count; u++)
+        for (uint32_t i = 0; g->column[u] > 0 && i < g->count; i++)
+            if ((g->watched[u] >> i & 1) != 0 && guard_unit_windowed(&g->rules[i]))
+                ret_limits[told++] = unit_window_limit(&w, &g->rules[i], s->now, g->column[u] - 1);
+    return told;
 }
 
 void step_guard_back(struct step *s, uint64_t to)

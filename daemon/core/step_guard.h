@@ -12,10 +12,24 @@
 
 #include "daemon/core/step.h"
 
+struct guard;
 struct guard_limits;
+struct ledger_window;
+struct unit_window;
 
 /* The limits of the open step; none where this is not owner 0. */
 void step_guard_limits(const struct step *s, struct guard_limits *ret_limits);
+
+/* Of a ledger that is made for this owner. */
+struct ledger_window step_guard_shape(const struct guard *guard, uint32_t owner);
+
+/* What owner 0 keeps of single units. False: nothing, no rule of the guard needs it. */
+bool step_guard_window(const struct step *s, struct unit_window *ret_window);
+
+/* The own limits of units [first, first + count) in the open step, at owner 0: of each one for each
+ * rule with a window that looks at it. Returns how many; ret_limits has room for
+ * count * GUARD_RULES_MAX. */
+uint32_t step_unit_limits(const struct step *s, uint32_t first, uint32_t count, double *ret_limits);
 
 /* The model is about to go back to step `to`: note the step that a guard has it go back for, if one
  * has. It is gone back for once: from there on its limits say that it is skipped. */

@@ -12,6 +12,7 @@
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/status.h"
+#include "proto/share/unit_window.h"
 
 /* Another owner may be further by the step that was being committed, and by as many resets as it
  * can have been told of while this one was away. */
@@ -55,6 +56,28 @@ void step_rewind_take(const struct step *s, struct rewind_record *ret_record,
         ret_updates[u] = ledger_unit_updates(l, u);
     if (ret_record->record.blob_bytes > 0)
         memcpy(ret_blob, l->blob[ret_record->record.blob_at], ret_record->record.blob_bytes);
+}
+
+uint64_t step_rewind_window_bytes(const struct ledger *l)
+{
+    return l->window == NULL
+               ? 0
+               : unit_window_bytes(l->head->made.window.rows, l->head->made.window.columns);
+}
+
+void step_rewind_take_window(const struct step *s, void *ret_window)
+{
+    const uint64_t bytes = step_rewind_window_bytes(&s->ledger);
+    if (bytes > 0)
+        memcpy(ret_window, s->ledger.window, bytes);
+}
+
+void step_rewind_put_window(struct ledger *l, const void *window)
+{
+    const uint64_t bytes = step_rewind_window_bytes(l);
+    CHECK(ledger_rewinding(l, &(uint64_t){ 0 }));
+    if (bytes > 0)
+        memcpy(l->window, window, bytes);
 }
 
 bool step_rewind_may_hold(const struct ledger *l, const struct rewind_ask *ask)

@@ -59,6 +59,12 @@ struct rewind_ask {
     uint64_t consent; /* of the hold at owner 0, by its clock: there it says when */
 };
 
+/* What a guard's windows have of single units, beside that: bytes of it, as it is at the open step,
+ * and given back, before step_rewind_done(). */
+uint64_t step_rewind_window_bytes(const struct ledger *l);
+void step_rewind_take_window(const struct step *s, void *ret_window);
+void step_rewind_put_window(struct ledger *l, const void *window);
+
 /* May the snapshot be held for this session? False: another one rewinds the model. */
 bool step_rewind_may_hold(const struct ledger *l, const struct rewind_ask *ask);
 void step_rewind_hold(struct ledger *l, const struct rewind_ask *ask);

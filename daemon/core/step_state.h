@@ -61,8 +61,9 @@ struct step {
         double norm;
         uint64_t time_ns;
         struct audit_worker worker;
-    } next;               /* of the row that the next commit writes */
-    struct decision last; /* decision recorded */
+        const uint8_t *unit_norms; /* step_seen_units() */
+    } next;                        /* of the row that the next commit writes */
+    struct decision last;          /* decision recorded */
     bool has_last;
     uint32_t *micro_units;  /* [returns.most]: units for which it needs no sender any more */
     uint32_t *micro_came;   /* [returns.most]: units for which it arrived at all */

@@ -119,6 +119,7 @@ static struct ledger_shape ledger_shape_of(const struct model *m)
                                   .state_bytes = model_state_bytes(m),
                                   .chunk_count = m->trail.chunk_count,
                                   .history_slots = LEDGER_HISTORY,
+                                  .window = step_guard_shape(m->spec->guard, m->map->owner),
                                   .one_count = m->kept.one_count,
                                   .maker = { maker.known, maker.uid, maker.gid } };
 }

@@ -37,8 +37,9 @@
 _Static_assert(KEEPER_SNAPSHOTS == LEDGER_SNAPSHOTS && WIRE_SNAPSHOTS_MAX == LEDGER_SNAPSHOTS,
                "as many as the ledger says");
 
-/* At the beginning of the segment; then, where the ledger has more (struct rewind_more), that; then
- * the blob, then, behind whole pages, the arrays as in the state segment. */
+/* At the beginning of the segment; then, where the ledger has more (struct rewind_more), that, and
+ * a guard's windows of units; then the blob, then, behind whole pages, the arrays as in the state
+ * segment. */
 struct head {
     uint64_t magic;
     uint64_t units, state_bytes;
@@ -99,9 +100,14 @@ static uint64_t more_at(const struct model *m)
                         _Alignof(struct head));
 }
 
+static uint64_t window_at(const struct model *m)
+{
+    return layout_align(more_at(m) + rewind_more_bytes(m->ledger), _Alignof(struct head));
+}
+
 static uint64_t blob_at(const struct model *m)
 {
-    return layout_align(more_at(m) + rewind_more_bytes(m->ledger), SHD_PAGE_BYTES);
+    return layout_align(window_at(m) + step_rewind_window_bytes(m->ledger), SHD_PAGE_BYTES);
 }
 
 static uint64_t state_at(const struct model *m)
@@ -212,6 +218,7 @@ void snapshot_rewound(struct model *m, uint64_t step)
     while ((item = snapshot_set_later(&s->set, step)) != NONE)
         give_up(s, item);
     FAIL_POINT("rewind:words");
+    step_rewind_put_window(m->ledger, memory + window_at(m));
     step_rewind_done(m->ledger, &h->record, (const void *)(memory + more_at(m)), h->updates,
                      memory + blob_at(m));
     leave_to_disk(s, snapshot_set_find(&s->set, step));
@@ -381,6 +388,7 @@ static void begin(struct snapshots *s, uint32_t item)
     h->time_ns = (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
     step_rewind_take(m->core, &h->record, (void *)(memory + more_at(m)), h->updates,
                      memory + blob_at(m));
+    step_rewind_take_window(m->core, memory + window_at(m));
     FAIL_POINT("snapshot:head");
     snapshot_set_begin(&s->set, item, h->record.step);
     s->written[item] = true;

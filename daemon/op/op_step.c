@@ -207,8 +207,24 @@ const struct request request_return_grad = { op_return_grad, REQUEST_ROLE(WIRE_T
 
 /* PREPARE: the exact sum of squares of a step's gradients, once all of them are in. */
 
-/* Of a step that is to be skipped: what it came from. */
-static int add_sums(struct op *op)
+/* The page's own limits; most: of each unit. */
+static int add_limits(struct op *op, uint32_t first, uint32_t count, uint32_t most)
+{
+    if (most == 0) /* it is not owner 0, or there is no guard */
+        return SHD_OK;
+    double *limits = sys_malloc((size_t)count * most * sizeof *limits);
+    if (limits == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory for limits of %" PRIu32 " units", count);
+    const uint32_t told = step_prepare_units(op->model->core, first, count, limits);
+    free(op->work);
+    op->work = limits; /* freed with the op */
+    op->reply.prepared.unit_limits = (struct wire_bytes){ (const uint8_t *)limits,
+                                                          told * sizeof *limits };
+    return SHD_OK;
+}
+
+/* Of a step that is to be skipped, or of units that are looked at: what it came from. */
+static int add_sums(struct op *op, uint32_t limits)
 {
     const struct wire_prepare *req = &op->req.prepare;
     const struct skipped_ask ask = { req->step, req->unit_sums, req->part_sums,
@@ -225,7 +241,7 @@ static int add_sums(struct op *op)
     op->reply.prepared.unit_sums = (struct wire_bytes){ sums, (size_t)count * FIXSUM_BYTES };
     op->reply.prepared.unit_sums_from = req->unit_sums;
     op->reply.prepared.part_sums_from = req->part_sums;
-    return SHD_OK;
+    return req->part_sums == 0 ? add_limits(op, req->unit_sums - 1, count, limits) : SHD_OK;
 }
 
 static int op_prepare(struct op *op)
@@ -260,7 +276,7 @@ static int op_prepare(struct op *op)
     if (p.limit_count > 0)
         op->reply.prepared.guard = (struct wire_bytes){ (const uint8_t *)p.limits,
                                                         p.limit_count * sizeof *p.limits };
-    return req->unit_sums > 0 && !p.over && !p.has_decision ? add_sums(op) : SHD_OK;
+    return req->unit_sums > 0 && !p.over && !p.has_decision ? add_sums(op, p.limit_count) : SHD_OK;
 }
 
 const struct request request_prepare = { op_prepare, REQUEST_ROLE(WIRE_TRAINER) };
@@ -268,13 +284,23 @@ const struct request request_prepare = { op_prepare, REQUEST_ROLE(WIRE_TRAINER) 
 /* COMMIT: the first decision for a sealed step is recorded with the client's blob and applied;
  * every later one is answered with the recorded one. */
 
+/* For a wait: the blob, and norms of units, lie in the frame, which will be gone. */
 static int keep_blob(struct op *op)
 {
-    struct wire_bytes *blob = &op->req.commit.blob;
-    const int r = op_keep(op, blob->data, blob->bytes);
-    if (op->text != NULL)
-        blob->data = (const uint8_t *)op->text;
-    return r;
+    struct wire_bytes *blob = &op->req.commit.blob, *norms = &op->req.commit.unit_norms;
+    if (op->text != NULL || blob->bytes + norms->bytes == 0)
+        return SHD_OK;
+    op->text = sys_malloc(blob->bytes + norms->bytes);
+    if (op->text == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory for a blob of %zu bytes", blob->bytes);
+    uint8_t *kept = (uint8_t *)op->text;
+    if (norms->bytes > 0)
+        memcpy(kept, norms->data, norms->bytes);
+    if (blob->bytes > 0)
+        memcpy(kept + norms->bytes, blob->data, blob->bytes);
+    norms->data = kept;
+    blob->data = kept + norms->bytes;
+    return SHD_OK;
 }
 
 /* A predecessor of this process has answered Prepare, and the sums are formed anew. */
@@ -285,6 +311,21 @@ static int wait_for_sums(struct op *op)
         return r;
     model_wait(op->model, op);
     return SHD_PENDING;
+}
+
+/* As step_commit(), with what is to be seen of the step beside its decision. */
+static int record(struct op *op, struct step_blob blob, struct decision *ret_decision,
+                  enum step_committed *ret_how, struct step_actions *ret_actions)
+{
+    const struct wire_commit *req = &op->req.commit;
+    struct step *core = op->model->core;
+    step_seen(core, req->norm, metrics_time_ns());
+    const int r = step_seen_units(core, req->unit_norms.data, req->unit_norms.bytes, &op->err);
+    if (r != SHD_OK)
+        return r;
+    skipped_sender(op->model, req->step, &req->decision);
+    return step_commit(core, req->step, &req->decision, blob, ret_decision, ret_how, ret_actions,
+                       &op->err);
 }
 
 static int op_commit(struct op *op)
@@ -327,9 +368,7 @@ static int op_commit(struct op *op)
         return wait_for_sums(op);
     if (r != SHD_OK)
         return r;
-    step_seen(m->core, req->norm, metrics_time_ns());
-    skipped_sender(m, req->step, &req->decision);
-    r = step_commit(m->core, req->step, &req->decision, blob, &counts, &how, &actions, &op->err);
+    r = record(op, blob, &counts, &how, &actions);
     if (r == SHD_PENDING)
         return wait_for_sums(op);
     if (r != SHD_OK)

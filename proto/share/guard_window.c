@@ -17,8 +17,7 @@ static double value_of(const struct history_row *row, enum guard_what what)
     return isfinite(x) ? x : (double)NAN;
 }
 
-/* x[0] is the newest. */
-static double limit_of(const struct guard_rule *rule, const double *x)
+double guard_window_limit(const struct guard_rule *rule, const double *x)
 {
     double sum = 0, squares = 0;
     for (uint32_t i = rule->window; i-- > 0;)
@@ -47,7 +46,15 @@ static double window_limit(const struct guard_rule *rule, const struct history_s
         if (!isnan(value))
             x[count++] = value;
     }
-    return count == rule->window ? limit_of(rule, x) : (double)INFINITY;
+    return count == rule->window ? guard_window_limit(rule, x) : (double)INFINITY;
+}
+
+static double limit_of(const struct guard_rule *rule, const struct history_slot *ring,
+                       uint32_t slots, uint64_t commits)
+{
+    if (guard_unit_windowed(rule))
+        return (double)INFINITY; /* each unit has its own */
+    return guard_windowed(rule->what) ? window_limit(rule, ring, slots, commits) : rule->threshold;
 }
 
 void guard_window_limits(const struct guard *guard, const struct history_slot *ring, uint32_t slots,
@@ -56,8 +63,6 @@ void guard_window_limits(const struct guard *guard, const struct history_slot *r
     ret_limits->count = 0;
     for (uint32_t i = 0; guard != NULL && i < guard->count; i++) {
         const struct guard_rule *rule = &guard->rules[i];
-        guard_limits_add(ret_limits, rule,
-                         guard_windowed(rule->what) ? window_limit(rule, ring, slots, commits)
-                                                    : rule->threshold);
+        guard_limits_add(ret_limits, rule, limit_of(rule, ring, slots, commits));
     }
 }

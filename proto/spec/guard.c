@@ -16,6 +16,7 @@ static const char *const names[GUARD_WHAT_END] = {
     [GUARD_NORM_ZSCORE] = "norm_zscore",
     [GUARD_LOSS_ZSCORE] = "loss_zscore",
     [GUARD_UNIT_ABOVE] = "unit_norm_above",
+    [GUARD_UNIT_ZSCORE] = "unit_norm_zscore",
 };
 
 const char *guard_name(uint32_t what)
@@ -30,7 +31,17 @@ const char *guard_action(const struct guard_rule *rule)
 
 bool guard_windowed(enum guard_what what)
 {
-    return what == GUARD_NORM_ZSCORE || what == GUARD_LOSS_ZSCORE;
+    return what == GUARD_NORM_ZSCORE || what == GUARD_LOSS_ZSCORE || what == GUARD_UNIT_ZSCORE;
+}
+
+bool guard_unit_windowed(const struct guard_rule *rule)
+{
+    return rule->what == GUARD_UNIT_ZSCORE;
+}
+
+bool guard_of_units(uint32_t what)
+{
+    return what == GUARD_UNIT_ABOVE || what == GUARD_UNIT_ZSCORE;
 }
 
 /* -- Limits ------------------------------------------------------------------------------------ */
@@ -88,7 +99,7 @@ struct decision_guard guard_judge(const struct guard_limits *limits, const struc
         const double *at = &limits->numbers[i];
         const bool loss = at[0] == GUARD_LOSS_ZSCORE;
         const double value = loss ? step->loss : step->norm;
-        if (at[0] == GUARD_UNIT_ABOVE || (loss && !step->has_loss) || !isfinite(at[2]) ||
+        if (guard_of_units((uint32_t)at[0]) || (loss && !step->has_loss) || !isfinite(at[2]) ||
             value <= at[2])
             continue;
         /* Decisions are compared bit by bit, and no frame holds a NaN's payload or -0. */
@@ -113,9 +124,9 @@ bool guard_plausible(const struct decision_guard *g, bool skip)
 const char *guard_text(const struct decision_guard *g, char buf[GUARD_TEXT_BYTES])
 {
     snprintf(buf, GUARD_TEXT_BYTES, "%s %.6g is above %.6g (%s)",
-             g->what == GUARD_LOSS_ZSCORE  ? "loss"
-             : g->what == GUARD_UNIT_ABOVE ? "norm of a unit"
-                                           : "norm",
+             g->what == GUARD_LOSS_ZSCORE ? "loss"
+             : guard_of_units(g->what)    ? "norm of a unit"
+                                          : "norm",
              g->value, g->bound, guard_name(g->what));
     return buf;
 }
@@ -159,7 +170,7 @@ const char *guard_skip_text(const struct decision_guard *g, const struct guard_c
         return buf;
     if (isinf(cause->norm))
         more(buf, ", the first in unit %.128s", cause->unit);
-    else if (g->what == GUARD_UNIT_ABOVE)
+    else if (guard_of_units(g->what))
         more(buf, ", unit %.128s", cause->unit);
     else
         more(buf, ", most of it in unit %.128s (%.6g)", cause->unit, cause->norm);

@@ -1,9 +1,12 @@
 /* The guard of a model: rules by which a step whose gradient or loss is far from what it was is
  * skipped, as one whose gradients are not finite is: it counts, and no value changes.
  *
- *     norm_above X          norm > X; with `units` that of any one of them
+ *     norm_above X          norm > X
  *     norm_zscore Z         norm > mean + Z sigma, of the norms of the last `window` steps that
- * count loss_zscore Z         loss > mean + Z sigma, of their losses
+ *                           count
+ *     loss_zscore Z         loss > mean + Z sigma, of their losses
+ *
+ * The first two with `units`: the norm of any one of these, which has mean and sigma of its own.
  *
  * norm is that of the step's mean gradient before clipping, loss the mean of its first metric over
  * the micro-batches that reported it. Owner 0 makes a limit of each rule (share/guard_window.h)
@@ -27,14 +30,17 @@ struct shd_err;
 #define GUARD_WINDOW_MIN     4u
 #define GUARD_WINDOW_MAX     1024u
 #define GUARD_WINDOW_DEFAULT 100u
-#define GUARD_UNITS_BYTES    256u /* of a rule's patterns, with NUL */
+#define GUARD_UNITS_BYTES    256u                /* of a rule's patterns, with NUL */
+#define GUARD_COLUMNS_MAX    16384u              /* units that rules with a window are of, */
+#define GUARD_NORMS_MAX      (UINT64_C(4) << 20) /* and what is kept of them all: 32 MiB */
 
 enum guard_what { /* crosses processes, and lies in ledgers: as in enum shd_guard */
                   GUARD_NONE,
                   GUARD_NORM_ABOVE,
                   GUARD_NORM_ZSCORE,
                   GUARD_LOSS_ZSCORE,
-                  GUARD_UNIT_ABOVE, /* norm_above with units: of each one's own norm */
+                  GUARD_UNIT_ABOVE,  /* norm_above with units: of each one's own norm */
+                  GUARD_UNIT_ZSCORE, /* norm_zscore, likewise */
                   GUARD_WHAT_END
 };
 
@@ -51,6 +57,10 @@ struct guard {
     uint32_t count; /* 0: no guard */
     struct guard_rule rules[GUARD_RULES_MAX];
     uint8_t *watched; /* owned, [units of the spec]: bit i: rule i looks at it; NULL: none does */
+    /* Of rules of units with a window: of how many units, and how many steps of each are kept
+     * (share/unit_window.h). 0: there is no such rule. */
+    uint32_t columns, rows;
+    uint32_t *column; /* owned, [units of the spec]: plus 1; 0: it has none; NULL: none has */
 };
 
 /* "norm_above"; "?" for what is none. That of a rule of units is "unit_norm_above", where it is
@@ -60,11 +70,16 @@ const char *guard_name(uint32_t what);
 /* "skip", "stop", "rewind". */
 const char *guard_action(const struct guard_rule *rule);
 
-/* Has the rule a window? */
+/* Has the rule a window? And is that one of single units? */
 bool guard_windowed(enum guard_what what);
+bool guard_unit_windowed(const struct guard_rule *rule);
+
+/* Is it of single units, and not of the whole? */
+bool guard_of_units(uint32_t what);
 
 /* What the rules come to at one step, in their order: of each `what`, whether it stops (0, 1; 2:
- * and goes back), and the largest value that passes; infinite while its window is not full. */
+ * and goes back), and the largest value that passes; infinite while its window is not full, and
+ * where each unit has a limit of its own. */
 #define GUARD_LIMIT_NUMBERS 3u
 struct guard_limits {
     uint32_t count; /* of the numbers; 0: there is no guard */

@@ -48,8 +48,10 @@ void spec_free(struct spec *spec)
     for (uint32_t i = 0; spec->tensors != NULL && i < spec->tensor_count; i++)
         free(spec->tensors[i].name);
     free(spec->groups);
-    if (spec->guard != NULL)
+    if (spec->guard != NULL) {
         free(spec->guard->watched);
+        free(spec->guard->column);
+    }
     free(spec->guard);
     free(spec->units);
     free(spec->tensors);

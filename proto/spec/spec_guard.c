@@ -77,13 +77,9 @@ static int parse_rule_units(const struct node *n, struct guard_rule *rule, struc
     uint32_t count = 0;
     if (n->json == NULL)
         return SHD_OK;
-    if (rule->what == GUARD_NORM_ZSCORE)
-        return err_set(e, SHD_ENOTSUP,
-                       "%s with norm_zscore: not in this version, take norm_above for units",
-                       node_path(n).text);
-    if (rule->what != GUARD_NORM_ABOVE)
+    if (rule->what == GUARD_LOSS_ZSCORE)
         return err_set(e, SHD_EINVAL, "%s: a loss is of no unit", node_path(n).text);
-    rule->what = GUARD_UNIT_ABOVE;
+    rule->what = rule->what == GUARD_NORM_ZSCORE ? GUARD_UNIT_ZSCORE : GUARD_UNIT_ABOVE;
     if (n->json->kind != TEXT_ARRAY)
         return add_pattern(n, rule, e);
     int r = node_array(n, 1, UINT16_MAX, &count, e);
@@ -147,6 +143,36 @@ static bool matches(const char *patterns, const char *name)
     return false;
 }
 
+/* Of units that rules with a window look at what is kept for these. */
+static int give_columns(const struct spec *spec, struct guard *guard, struct shd_err *e)
+{
+    uint8_t windowed = 0;
+    uint32_t window = 0;
+    for (uint32_t i = 0; i < guard->count; i++) {
+        if (!guard_unit_windowed(&guard->rules[i]))
+            continue;
+        windowed |= (uint8_t)(1u << i);
+        window = guard->rules[i].window > window ? guard->rules[i].window : window;
+    }
+    if (windowed == 0)
+        return SHD_OK;
+    guard->column = sys_calloc(spec->unit_count, sizeof *guard->column);
+    if (guard->column == NULL)
+        return node_no_memory(e);
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        if ((guard->watched[u] & windowed) != 0)
+            guard->column[u] = ++guard->columns;
+    guard->rows = window + 1;
+    if (guard->columns <= GUARD_COLUMNS_MAX &&
+        (uint64_t)guard->columns * guard->rows <= GUARD_NORMS_MAX)
+        return SHD_OK;
+    return err_set(e, SHD_ERANGE,
+                   "guard: norm_zscore of %" PRIu32 " units with a window of %" PRIu32
+                   ", at most %u units and %" PRIu64
+                   " norms of them: name fewer units, or take a shorter window",
+                   guard->columns, window, GUARD_COLUMNS_MAX, GUARD_NORMS_MAX);
+}
+
 int spec_guard_units(struct spec *spec, struct shd_err *e)
 {
     struct guard *guard = spec->guard;
@@ -174,7 +200,7 @@ int spec_guard_units(struct spec *spec, struct shd_err *e)
                            "'%.80s'",
                            i, patterns, spec->units[0].name);
     }
-    return SHD_OK;
+    return give_columns(spec, guard, e);
 }
 
 static json_t *patterns_json(const char *patterns)
@@ -192,8 +218,9 @@ json_t *spec_guard_json(const struct guard *guard)
     json_t *array = json_array();
     for (uint32_t i = 0; array != NULL && i < guard->count; i++) {
         const struct guard_rule *rule = &guard->rules[i];
-        const enum guard_what field = rule->what == GUARD_UNIT_ABOVE ? GUARD_NORM_ABOVE
-                                                                     : rule->what;
+        const enum guard_what field = rule->what == GUARD_UNIT_ABOVE    ? GUARD_NORM_ABOVE
+                                      : rule->what == GUARD_UNIT_ZSCORE ? GUARD_NORM_ZSCORE
+                                                                        : rule->what;
         json_t *o = json_pack("{s:f}", guard_name(field), rule->threshold);
         if (rule->window > 0)
             o = spec_json_with(o, "window", json_integer((json_int_t)rule->window));

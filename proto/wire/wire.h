@@ -79,7 +79,7 @@ enum wire_level {
     WIRE_LEVEL_AUDITS, /* what a skipped step came from: Decision.cause_*, unit_sums of Prepare and
                         * Prepared, Rows.audits; Fork of a step that is kept, Fork.settings;
                         * Set.more, Prepared.settings_more, Layout.room; micro_batches and eps of
-                        * Decision */
+                        * Decision; Prepared.unit_limits, Commit.unit_norms */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -178,9 +178,10 @@ struct wire_commit {
     uint64_t step;
     struct decision decision;
     bool has_blob;
-    struct wire_bytes blob; /* at most WIRE_BLOB_BYTES_MAX */
-    double norm;            /* finite or not */
-    uint64_t attempt;       /* 0: any */
+    struct wire_bytes blob;       /* at most WIRE_BLOB_BYTES_MAX */
+    double norm;                  /* finite or not */
+    uint64_t attempt;             /* 0: any */
+    struct wire_bytes unit_norms; /* doubles, in any place: of guard.columns; empty: not told */
 };
 struct wire_get_blob {
     uint32_t model;
@@ -470,11 +471,12 @@ struct wire_prepared {
     struct wire_bytes
         settings; /* doubles, in any place: settings_unpack(); empty: nothing is set */
     struct wire_bytes settings_more;
-    struct wire_bytes guard;     /* likewise: guard_limits_unpack(); empty: no guard */
-    struct wire_bytes unit_sums; /* fixsum_unpack() each, at most WIRE_UNIT_SUMS_MAX; NULL: not
-                                  * finite */
-    uint32_t unit_sums_from;     /* as asked; 0: they are not there */
-    uint32_t part_sums_from;     /* likewise */
+    struct wire_bytes guard;       /* likewise: guard_limits_unpack(); empty: no guard */
+    struct wire_bytes unit_sums;   /* fixsum_unpack() each, at most WIRE_UNIT_SUMS_MAX; NULL: not
+                                    * finite */
+    uint32_t unit_sums_from;       /* as asked; 0: they are not there */
+    uint32_t part_sums_from;       /* likewise */
+    struct wire_bytes unit_limits; /* doubles, in any place: watch_own() of each unit */
 };
 struct wire_committed {
     uint64_t step;

@@ -158,6 +158,8 @@ static const struct wire_field commit_fields[] = {
     ROW(commit, blob, .form = WIRE_OPTIONAL, .max = WIRE_BLOB_BYTES_MAX),
     ANY(commit, norm),
     ROW(commit, attempt, .form = WIRE_ANY, SINCE(RULES)),
+    ROW(commit, unit_norms, .max = GUARD_COLUMNS_MAX * sizeof(double), .multiple = sizeof(double),
+        NEEDED_SINCE(AUDITS)),
 };
 static const struct wire_field get_blob_fields[] = { ANY(get_blob, model) };
 static const struct wire_field digest_fields[] = {
@@ -352,6 +354,8 @@ static const struct wire_field prepared_fields[] = {
         .multiple = FIXSUM_BYTES, SINCE(AUDITS)),
     ROW(prepared, unit_sums_from, .form = WIRE_UP_TO, .max = SHD_UNITS_MAX, SINCE(AUDITS)),
     ROW(prepared, part_sums_from, .form = WIRE_UP_TO, .max = SHD_MICROS_MAX, SINCE(AUDITS)),
+    ROW(prepared, unit_limits, .max = sizeof(double) * WIRE_UNIT_SUMS_MAX * GUARD_RULES_MAX,
+        .multiple = sizeof(double), NEEDED_SINCE(AUDITS)),
 };
 static const struct wire_field committed_fields[] = { ANY(committed, step), DECISION(committed),
                                                       ANY(committed, over) };

@@ -55,7 +55,8 @@ static bool same_commit(const struct wire_commit *a, const struct wire_commit *b
 {
     return a->model == b->model && a->step == b->step && same_decision(a->decision, b->decision) &&
            a->has_blob == b->has_blob && same_bytes(a->blob, b->blob) &&
-           memcmp(&a->norm, &b->norm, sizeof a->norm) == 0 && a->attempt == b->attempt;
+           memcmp(&a->norm, &b->norm, sizeof a->norm) == 0 && a->attempt == b->attempt &&
+           same_bytes(a->unit_norms, b->unit_norms);
 }
 
 static bool same_create(const struct wire_create *a, const struct wire_create *b)
@@ -192,7 +193,8 @@ static bool same_prepared(const struct wire_prepared *a, const struct wire_prepa
            a->has_decision == b->has_decision && a->reported == b->reported &&
            same_bytes(a->settings, b->settings) && same_bytes(a->settings_more, b->settings_more) &&
            same_bytes(a->guard, b->guard) && same_bytes(a->unit_sums, b->unit_sums) &&
-           a->unit_sums_from == b->unit_sums_from && a->part_sums_from == b->part_sums_from &&
+           same_bytes(a->unit_limits, b->unit_limits) && a->unit_sums_from == b->unit_sums_from &&
+           a->part_sums_from == b->part_sums_from &&
            (!a->has_decision || same_decision(a->decision, b->decision));
 }
 

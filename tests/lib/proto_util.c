@@ -219,6 +219,7 @@ static void random_commit(uint64_t *seed, struct wire_commit *c)
     if (c->has_blob)
         c->blob = random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1);
     c->attempt = random_u64(seed, 0, UINT64_MAX);
+    c->unit_norms = random_bytes(seed, GUARD_COLUMNS_MAX * sizeof(double), sizeof(double));
     c->norm = random_u32(seed, 0, 3) > 0 ? (double)random_u32(seed, 0, UINT32_MAX) : NAN;
 }
 
@@ -511,6 +512,8 @@ static void random_prepared(uint64_t *seed, struct wire_prepared *p)
     p->unit_sums = random_bytes(seed, WIRE_UNIT_SUMS_MAX * FIXSUM_BYTES, FIXSUM_BYTES);
     p->unit_sums_from = random_u32(seed, 0, SHD_UNITS_MAX);
     p->part_sums_from = random_u32(seed, 0, SHD_MICROS_MAX);
+    p->unit_limits = random_bytes(seed, WIRE_UNIT_SUMS_MAX * GUARD_RULES_MAX * sizeof(double),
+                                  sizeof(double));
     if (p->has_decision)
         p->decision = random_decision(seed);
 }

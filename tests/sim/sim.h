@@ -83,7 +83,8 @@ enum sim_guard_kind {
     SIM_GUARD_SCORES, /* skips steps whose norm is far from those before */
     SIM_GUARD_SKIPS,  /* there are bad batches, and it skips their steps */
     SIM_GUARD_STOPS,  /* likewise, and stops training */
-    SIM_GUARDS
+    SIM_GUARDS,
+    SIM_GUARD_UNITS = SIM_GUARDS, /* in the place of SCORES, now and then: of single units */
 };
 
 struct sim_config {
@@ -170,7 +171,10 @@ struct sim_request {
     uint64_t attempt;
     bool agreed; /* RESET_STEP */
     uint64_t blob;
-    double norm; /* COMMIT */
+    uint32_t unit_sums; /* PREPARE */
+    double norm;        /* COMMIT */
+    bool has_norms;
+    double unit_norms[SIM_UNITS];
     struct decision decision;
     struct wire_rewind rewind;
 };
@@ -201,8 +205,10 @@ struct sim_reply {
             enum step_reset_answer answer;
         } reset;
     };
-    double settings[SIM_SETTINGS]; /* with prepared.settings.bytes > 0 */
-    double limits[SIM_LIMITS];     /* with prepared.guard.bytes > 0 */
+    double settings[SIM_SETTINGS];               /* with prepared.settings.bytes > 0 */
+    double limits[SIM_LIMITS];                   /* with prepared.guard.bytes > 0 */
+    uint8_t unit_sums[SIM_UNITS * FIXSUM_BYTES]; /* with prepared.unit_sums.bytes > 0 */
+    double unit_limits[SIM_UNITS];               /* with prepared.unit_limits.bytes > 0 */
 };
 /* Rates that a decision of the simulator has at most, and no eps; without the room for more,
  * replies are kept. */
@@ -272,8 +278,11 @@ struct sim_wait { /* a request that is answered later */
     uint64_t seq;
     enum sim_kind kind;
     uint64_t step, attempt;
+    uint32_t unit_sums;
     uint64_t blob; /* COMMIT, with the next */
     double norm;
+    bool has_norms;
+    double unit_norms[SIM_UNITS];
     struct decision decision;
 };
 
@@ -344,7 +353,12 @@ struct sim_daemon {
     struct sim_kernel kernels[SIM_KERNELS];
     uint64_t kernel_first, kernel_done, kernel_last;
     uint64_t lease_timer; /* the number of the one that counts */
-    bool adopted;         /* what a predecessor left */
+    struct {              /* 1 + the round that the unit's sum is of; 0: of none */
+        uint64_t round;
+        struct fixsum sum;
+        bool finite;
+    } summed[SIM_UNITS];
+    bool adopted; /* what a predecessor left */
 };
 
 struct sim_call {
@@ -418,6 +432,7 @@ struct sim_worker {
     bool no_put;         /* the step has begun without one */
     uint32_t looks;
     struct turn *turn;
+    double unit_norms[SIM_UNITS]; /* the turn's */
     _Alignas(16) uint8_t turn_memory[65536];
     struct sim_link link[SIM_DAEMONS];
 };

@@ -130,6 +130,8 @@ static void begin_copy(struct sim *s, struct sim_daemon *d, uint32_t item)
     CHECK(blob.bytes <= sizeof snapshot->blob);
     step_rewind_take(d->core, &snapshot->record, &snapshot->more, snapshot->updates,
                      snapshot->blob);
+    CHECK(step_rewind_window_bytes(&d->ledger) <= sizeof snapshot->window);
+    step_rewind_take_window(d->core, snapshot->window);
     FAIL_POINT("sim:snapshot:head");
     snapshot_set_begin(&d->back.set, item, snapshot->record.step);
     sim_kernel_copy(s, d, snapshot->blocks, (struct sim_copy){ .what = SIM_COPY_SNAPSHOT }, 0,
@@ -184,6 +186,7 @@ static void rewound(struct sim_daemon *d, uint64_t step)
     while ((item = snapshot_set_later(&b->set, step)) != SNAPSHOT_NO_ITEM)
         give_up(d, item);
     d->put = 0; /* the model goes back to an earlier step */
+    step_rewind_put_window(&d->ledger, b->snapshots[at].window);
     step_rewind_done(&d->ledger, &b->snapshots[at].record, &b->snapshots[at].more,
                      b->snapshots[at].updates, b->snapshots[at].blob);
 }

@@ -40,6 +40,7 @@ struct sim_snapshot {
     bool ready; /* written last: all of it is there */
     struct rewind_record record;
     struct rewind_more more;
+    _Alignas(8) uint8_t window[SIM_WINDOW_ROWS * 8 * (2 + SIM_UNITS)]; /* a guard's */
     uint64_t updates[SIM_UNITS];
     uint8_t blob[16];
     uint64_t blocks[SIM_UNITS * SIM_BLOCKS];

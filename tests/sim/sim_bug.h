@@ -38,9 +38,11 @@
  *  50  that a stopped model goes on is kept as of a step before the one that was stopped
  *  51  a stop is forgotten with the next commit
  *  52  a guard's limits lack the last step
+ *  53  what windows of units have of later steps does not go back
  *  54  a step has as many micro-batches as the one before
  *  55  a mean is over the gradients of earlier steps with more micro-batches, too
  *  56  what waits of a step with fewer micro-batches lies elsewhere in the ledger
+ *  57  the norms of units in a step are written when the commit is there already
  *  60  an attempt that begins with a rewind has a round that was there before
  *  61  what was let go on behind the step where a model goes back to stays so
  *  62  a rewind is over before the words of the step are there

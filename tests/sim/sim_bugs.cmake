@@ -233,6 +233,23 @@ plant(daemon/core/ledger.c [[g->stop ? last : l->guard->record[1 - slot].stopped
 plant(daemon/core/step_guard.c [[l->head->history_slots, s->now, ret_limits);]] [[l->head->history_slots,
                         s->now - (SIM_BUG(52) && s->now > 0), ret_limits);]])
 
+# Windows of units: what they have of later steps does not go back (53); a step's norms are written when the
+# commit is there already (57).
+plant(daemon/core/step_rewind.c [[
+    if (bytes > 0)
+        memcpy(l->window]] [[
+    if (bytes > 0 && !SIM_BUG(53))
+        memcpy(l->window]])
+plant(daemon/core/step_commit.c [[
+    write_window(s);]] [[
+    if (!SIM_BUG(57))
+        write_window(s);]])
+plant(daemon/core/step_commit.c [[
+    s->round = ledger_round(&s->ledger);]] [[
+    if (SIM_BUG(57))
+        write_window(s);
+    s->round = ledger_round(&s->ledger);]])
+
 # Ramps: a step has as many micro-batches as the one before (54); a mean is over the cells of steps with more
 # (55); cells lie elsewhere in the ledger in steps with fewer (56).
 plant(daemon/core/step_ramp.c [[

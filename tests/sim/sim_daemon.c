@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/core/step_guard.h"
 #include "tests/sim/sim.h"
 #include "tests/sim/sim_guest.h"
 
@@ -49,7 +50,8 @@ static void keep(struct replies *replies, uint64_t seq, const struct sim_reply *
 {
     uint8_t frame[REPLIES_BYTES_MAX];
     const size_t head = reply_head(r), tail = SIM_KEPT_BYTES - head;
-    if (r->kind == SIM_PREPARE && r->prepared.settings.bytes + r->prepared.guard.bytes > 0) {
+    if (r->kind == SIM_PREPARE &&
+        r->prepared.settings.bytes + r->prepared.guard.bytes + r->prepared.unit_sums.bytes > 0) {
         replies_keep(replies, seq, NULL, sizeof frame + 1); /* it will be served again */
         return;
     }
@@ -235,6 +237,32 @@ static struct sim_reply prepared_reply(const struct step_prepared *p)
     return r;
 }
 
+/* As skipped.c and op_step.c have it: all units are in one page. */
+static void tell_units(const struct sim *s, const struct sim_daemon *d, const struct sim_wait *wait,
+                       struct sim_reply *r)
+{
+    struct fixsum zero;
+    fixsum_init(&zero);
+    if (wait->unit_sums == 0 || r->prepared.over || r->prepared.has_decision)
+        return;
+    CHECK(wait->unit_sums == 1 && s->config.units <= WIRE_UNIT_SUMS_MAX);
+    for (uint32_t u = 0; u < s->config.units; u++) {
+        const bool in = !s->frozen[u] && d->summed[u].round == ledger_round(&d->ledger) + 1;
+        fixsum_pack(in && !d->summed[u].finite ? NULL
+                    : in && !s->means[u]       ? &d->summed[u].sum
+                                               : &zero,
+                    r->unit_sums + (size_t)u * FIXSUM_BYTES);
+    }
+    r->prepared.unit_sums.bytes = (size_t)s->config.units * FIXSUM_BYTES;
+    r->prepared.unit_sums_from = 1;
+    double limits[SIM_UNITS * GUARD_RULES_MAX];
+    const uint32_t told = d == s->daemon ? step_unit_limits(d->core, 0, s->config.units, limits)
+                                         : 0;
+    CHECK(told <= ARRAY_SIZE(r->unit_limits));
+    memcpy(r->unit_limits, limits, told * sizeof *limits);
+    r->prepared.unit_limits.bytes = told * sizeof *limits;
+}
+
 static void ask_again(struct sim *s, struct sim_daemon *d, uint32_t kinds);
 
 void sim_daemon_wake(struct sim *s)
@@ -305,8 +333,10 @@ static bool try_prepare(struct sim *s, struct sim_daemon *d, struct sim_session 
     if (r == SHD_OK && d->verify != NULL)
         verify_close(d->verify, d->core, wait->step);
     struct sim_reply reply = { .kind = SIM_PREPARE, .status = r };
-    if (r == SHD_OK)
+    if (r == SHD_OK) {
         reply = prepared_reply(&p);
+        tell_units(s, d, wait, &reply);
+    }
     answer(s, d, ses, wait->seq, &reply);
     return true;
 }
@@ -371,6 +401,11 @@ static int make_room(struct sim *s, struct sim_daemon *d, const struct sim_wait 
     return r;
 }
 
+static size_t told_bytes(const struct sim *s, const struct sim_wait *wait)
+{
+    return wait->has_norms ? sim_guard(s)->columns * sizeof *wait->unit_norms : 0;
+}
+
 static bool try_commit(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
                        const struct sim_wait *wait)
 {
@@ -388,6 +423,8 @@ static bool try_commit(struct sim *s, struct sim_daemon *d, struct sim_session *
     int r = make_room(s, d, wait, &e);
     step_put_updates(d->core, sim_put_updates(wait->decision.put, updates) ? updates : NULL);
     step_seen(d->core, wait->norm, s->now_ns);
+    CHECK(step_seen_units(d->core, (const uint8_t *)wait->unit_norms, told_bytes(s, wait), &e) ==
+          SHD_OK);
     if (r == SHD_OK)
         r = step_commit(d->core, step, &wait->decision,
                         (struct step_blob){ &wait->blob, sizeof wait->blob }, &counts, &how,
@@ -567,13 +604,16 @@ static void on_spill(struct sim *s, struct sim_daemon *d, uint32_t ref, bool cop
 static void wait_or_answer(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
                            const struct sim_msg *msg)
 {
-    const struct sim_wait wait = { .seq = msg->seq,
-                                   .kind = msg->request.kind,
-                                   .step = msg->request.step,
-                                   .attempt = msg->request.attempt,
-                                   .blob = msg->request.blob,
-                                   .norm = msg->request.norm,
-                                   .decision = msg->request.decision };
+    struct sim_wait wait = { .seq = msg->seq,
+                             .kind = msg->request.kind,
+                             .step = msg->request.step,
+                             .attempt = msg->request.attempt,
+                             .unit_sums = msg->request.unit_sums,
+                             .blob = msg->request.blob,
+                             .norm = msg->request.norm,
+                             .has_norms = msg->request.has_norms,
+                             .decision = msg->request.decision };
+    memcpy(wait.unit_norms, msg->request.unit_norms, sizeof wait.unit_norms);
     bool done = true;
     if (wait.kind == SIM_PREPARE)
         done = try_prepare(s, d, ses, &wait);
@@ -701,6 +741,12 @@ static void on_kernel_done(struct sim *s, struct sim_daemon *d, uint64_t index)
         for (uint32_t b = sim_first_block(s, owner, u);
              k.summing && b < sim_first_block(s, owner + 1, u); b++)
             sim_square(s, k.step, d->acc[u][b], &sum, &finite);
+        if (k.summing) {
+            d->summed[u].round = k.round + 1;
+            d->summed[u].sum = sum;
+            fixsum_carry(&d->summed[u].sum);
+            d->summed[u].finite = finite;
+        }
         step_accumulated(d->core, u, k.summing ? &sum : NULL, finite, &actions);
     }
     sim_daemon_take(s, d, &actions);

@@ -11,6 +11,10 @@
 #define NORM_ABOVE 600.0 /* blocks are too few for a norm as high, but in a bad step */
 #define ODD_LOSS   8.0   /* times sigma: a loss grows by one a step, and some steps are skipped */
 
+/* Of units 0, 2 and 3; what is frozen, or a mean, has a norm of 0. */
+static uint8_t watched[SIM_UNITS] = { 1, 0, 3, 1 };
+static uint32_t column[SIM_UNITS] = { 1, 0, 2, 3 };
+
 /* Norms are all over the place: the first is a rule that many steps are beyond. */
 static const struct guard guards[] = {
     [SIM_GUARD_SCORES] = { .count = 1,
@@ -36,6 +40,19 @@ static const struct guard guards[] = {
                                        .stop = true,
                                        .threshold = ODD_LOSS,
                                        .window = GUARD_WINDOW_MIN } } },
+    [SIM_GUARD_UNITS] = { .count = 2,
+                          .rules = { { .what = GUARD_UNIT_ZSCORE,
+                                       .threshold = 1.5,
+                                       .window = GUARD_WINDOW_MIN,
+                                       .units = "0 2 3" },
+                                     { .what = GUARD_UNIT_ZSCORE,
+                                       .threshold = 1,
+                                       .window = GUARD_WINDOW_MIN,
+                                       .units = "2" } },
+                          .watched = watched,
+                          .columns = 3,
+                          .rows = SIM_WINDOW_ROWS,
+                          .column = column },
 };
 
 const struct guard *sim_guard(const struct sim *s)

@@ -6,6 +6,7 @@
 #include "daemon/core/ledger_guard.h"
 #include "daemon/core/ledger_rewind.h"
 #include "daemon/core/ledger_set.h"
+#include "daemon/core/step_guard.h"
 #include "daemon/core/step_init.h"
 #include "tests/sim/sim.h"
 #include "tests/sim/sim_guest.h"
@@ -23,14 +24,16 @@ void sim_daemon_wipe(struct sim *s, struct sim_daemon *d)
 
 static void make_fresh(struct sim *s, struct sim_daemon *d)
 {
+    const uint32_t owner = sim_daemon_index(s, d);
     const struct ledger_shape shape = { .name = "m",
                                         .spec = "{}",
                                         .spec_bytes = 2,
-                                        .owner = sim_daemon_index(s, d),
+                                        .owner = owner,
                                         .owners = s->config.daemons,
                                         .units = s->config.units,
                                         .micros = s->config.micros,
-                                        .history_slots = sim_guard(s) != NULL ? SIM_HISTORY : 0 };
+                                        .history_slots = sim_guard(s) != NULL ? SIM_HISTORY : 0,
+                                        .window = step_guard_shape(sim_guard(s), owner) };
     struct shd_err e;
     uint64_t bytes;
     CHECK(ledger_bytes(&shape, &bytes, &e) == SHD_OK);
@@ -146,6 +149,7 @@ void sim_daemon_kill(struct sim *s, struct sim_daemon *d)
         sim_session_clear(&d->sessions[k]);
     }
     memset(d->ops, 0, sizeof d->ops);
+    memset(d->summed, 0, sizeof d->summed);
     d->kernel_first = d->kernel_done = d->kernel_last = 0;
     d->alive = false;
     d->held = 0;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/paths/watch.h"
 #include "tests/sim/sim.h"
 #include "tests/sim/sim_guest.h"
 
@@ -140,6 +141,12 @@ struct turn_update sim_update_of(const struct sim *s, uint64_t step, uint32_t jo
     u.args.divide_by = step % 2; /* the metric's sum is above 0 then */
     u.args.groups = &rates[step % 3];
     u.args.group_count = step % 4 == 0 ? 0 : 1;
+    if (s->config.guard != SIM_GUARD_UNITS)
+        return u;
+    u.units = s->config.units;
+    u.watched = sim_guard(s)->watched;
+    u.column = sim_guard(s)->column;
+    u.columns = sim_guard(s)->columns;
     return u;
 }
 
@@ -227,6 +234,56 @@ struct wire_prepared sim_prepared(const struct sim *s, struct sim_batch at, uint
     return p;
 }
 
+/* As all owners' sums come to, of one unit. */
+static double unit_squares(const struct sim *s, struct sim_batch at, uint32_t u)
+{
+    struct fixsum sum;
+    bool finite = true;
+    fixsum_init(&sum);
+    const bool any = !s->frozen[u] && !s->means[u] && took_part(s, at, u) > 0;
+    for (uint32_t b = 0; any && b < s->blocks[u]; b++)
+        sim_square(s, at.step, sim_sum(s, at, u, b, at.micros), &sum, &finite);
+    fixsum_carry(&sum);
+    return fixsum_value(&sum);
+}
+
+static double unit_norm(double squares, struct sim_batch at, const struct decision *d)
+{
+    return sqrt(squares) / (d->divisor > 0 ? d->divisor : at.micros) / d->loss_scale;
+}
+
+/* Of the last steps that count, one after the other. */
+static double unit_limit(const struct sim_line *line, const struct guard_rule *rule, uint64_t step,
+                         uint32_t u)
+{
+    double x[GUARD_WINDOW_MIN];
+    uint32_t count = 0;
+    CHECK(rule->window == GUARD_WINDOW_MIN);
+    for (uint64_t k = step; k > 0 && k + GUARD_LOOK_BACK * rule->window > step; k--)
+        if (line->version[k].counts && count < rule->window)
+            x[count++] = line->version[k].norm[u];
+    return count == rule->window ? guard_window_limit(rule, x) : (double)INFINITY;
+}
+
+/* What rules of units make of a decision. */
+static void watch_units(const struct sim *s, struct sim_batch at, const struct guard_limits *limits,
+                        struct decision *d)
+{
+    const struct guard *guard = sim_guard(s);
+    struct watch w;
+    watch_begin(&w, guard->watched);
+    for (uint32_t u = 0; u < s->config.units; u++) {
+        double own[GUARD_RULES_MAX];
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < guard->count; i++)
+            if ((guard->watched[u] >> i & 1) != 0 && guard_unit_windowed(&guard->rules[i]))
+                own[count++] = unit_limit(sim_line(s), &guard->rules[i], at.step, u);
+        const double squares = unit_squares(s, at, u);
+        watch_unit(&w, limits, &(struct watch_unit){ u, unit_norm(squares, at, d), squares, own });
+    }
+    watch_end(&w, limits, d);
+}
+
 bool sim_expected(const struct sim *s, uint64_t step, uint32_t job, uint32_t which,
                   struct decision *ret, double *ret_norm)
 {
@@ -250,6 +307,8 @@ bool sim_expected(const struct sim *s, uint64_t step, uint32_t job, uint32_t whi
     if (decide(&u.args, &decided, &e) != SHD_OK)
         return false;
     *ret = decided.decision;
+    if (s->config.guard == SIM_GUARD_UNITS && p.finite)
+        watch_units(s, sim_batch_of(s, line, step), &limits, ret);
     ret->micro_batches = micros;
     *ret_norm = decided.grad_norm;
     return true;
@@ -320,6 +379,9 @@ void sim_decide_next(struct sim *s, const struct decision *decision, double norm
                                        .reported = decision->put == 0 ? at.micros : 0,
                                        .skipped = decision->skip });
     *v = line->version[step];
+    v->counts = !decision->skip && decision->put == 0;
+    for (uint32_t u = 0; v->counts && u < s->config.units; u++)
+        v->norm[u] = unit_norm(unit_squares(s, at, u), at, decision);
     line->decision[step] = *decision;
     line->decided++;
     s->last_decided_ns = s->now_ns;

@@ -16,11 +16,12 @@
 #include "proto/base/decision.h"
 #include "proto/base/fixsum.h"
 
-#define SIM_UNITS   4u
-#define SIM_MICROS  6u
-#define SIM_BLOCKS  5u
-#define SIM_STEPS   512u
-#define SIM_HISTORY 64u
+#define SIM_UNITS       4u
+#define SIM_MICROS      6u
+#define SIM_BLOCKS      5u
+#define SIM_STEPS       512u
+#define SIM_HISTORY     64u
+#define SIM_WINDOW_ROWS 5u /* one more than the window of rules of units */
 
 struct sim;
 
@@ -34,7 +35,9 @@ struct sim_batch {
 struct sim_version {
     uint64_t param[SIM_UNITS][SIM_BLOCKS];
     uint64_t updates[1 + SIM_UNITS]; /* of the model, and of each unit */
-    uint64_t stopped; /* 1 + the last step at which a guard stopped training; 0: none */
+    uint64_t stopped;       /* 1 + the last step at which a guard stopped training; 0: none */
+    bool counts;            /* for a guard's windows: the step changed values */
+    double norm[SIM_UNITS]; /* of its mean gradient, then */
 };
 
 struct sim_line {

@@ -61,6 +61,8 @@ struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t se
     c.rewinds = (c.faults & SIM_KEEPER) == 0 && sim_chance(&s, 350);
     if (c.guard != SIM_GUARD_NONE)
         c.guard = 1 + (uint32_t)sim_below(&s, SIM_GUARDS - 1);
+    if (c.guard == SIM_GUARD_SCORES && sim_chance(&s, 500))
+        c.guard = SIM_GUARD_UNITS;
     return c;
 }
 

@@ -30,7 +30,8 @@ void sim_worker_enter(struct sim *s, struct sim_worker *w, enum sim_work work)
 
 static void begin_turn(struct sim *s, struct sim_worker *w)
 {
-    const struct turn_update u = sim_update_of(s, w->step, w->job, w->has_last ? &w->last : NULL);
+    struct turn_update u = sim_update_of(s, w->step, w->job, w->has_last ? &w->last : NULL);
+    u.norms = w->unit_norms;
     turn_begin(w->turn, w->step, &u);
     sim_worker_enter(s, w, WORK_TURN);
 }
@@ -210,6 +211,7 @@ static bool run_settle(struct sim *s, struct sim_worker *w)
         struct turn_update u = sim_update_of(s, min, w->job,
                                              at->has_decision ? &at->decision : NULL);
         u.recorded_only = true;
+        u.norms = w->unit_norms;
         for (uint32_t o = 0; o < s->config.daemons; o++)
             w->owns[o] = SIM_BUG(72) ? 0 : w->link[o].layout.attempt;
         w->step = min;
@@ -462,6 +464,15 @@ static bool run_returning(struct sim *s, struct sim_worker *w)
 /* -- The turn -----------------------------------------------------------------------------------
  */
 
+/* To owner 0, for the guard's windows. */
+static void tell_norms(const struct sim_worker *w, struct sim_request *q)
+{
+    const double *norms = turn_unit_norms(w->turn);
+    q->has_norms = norms != NULL;
+    if (q->has_norms)
+        memcpy(q->unit_norms, norms, sizeof q->unit_norms);
+}
+
 static void turn_requests(struct sim *s, struct sim_worker *w)
 {
     uint32_t owner;
@@ -475,6 +486,10 @@ static void turn_requests(struct sim *s, struct sim_worker *w)
             q.decision = *turn_decision(w->turn);
         if (kind == TURN_COMMIT)
             q.norm = turn_norm(w->turn);
+        else
+            q.unit_sums = turn_unit_sums(w->turn);
+        if (kind == TURN_COMMIT && owner == 0)
+            tell_norms(w, &q);
         sim_link_ask(s, w, owner, &q, 0);
         turn_asked(w->turn, owner, kind);
     }
@@ -531,6 +546,8 @@ static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg
         prepared.settings = (struct wire_bytes){ b.old, b.old_bytes };
         prepared.settings_more = (struct wire_bytes){ b.more, b.more_bytes };
         prepared.guard.data = (const uint8_t *)r->limits;
+        prepared.unit_sums.data = r->unit_sums;
+        prepared.unit_limits.data = (const uint8_t *)r->unit_limits;
         status = turn_prepared(w->turn, msg->daemon, &prepared, &e);
     }
     if (status == SHD_OK && r->kind == SIM_COMMIT)

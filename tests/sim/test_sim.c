@@ -21,8 +21,8 @@
 
 static void print_config(const struct sim_config *c)
 {
-    static const char *const guards[SIM_GUARDS] = { "", ", guard", ", bad batches",
-                                                    ", bad batches that stop it" };
+    static const char *const guards[] = { "", ", guard", ", bad batches",
+                                          ", bad batches that stop it", ", guard of units" };
     fprintf(stderr,
             "seed %" PRIu64 ": %" PRIu32 " daemons, %" PRIu32 " workers, %" PRIu32
             " units, %" PRIu32 " micro-batches, %" PRIu32

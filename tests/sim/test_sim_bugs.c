@@ -243,6 +243,16 @@ TEST(limits_that_lack_the_last_step_are_found)
     expect_found(52, "calm", "P1");
 }
 
+TEST(windows_of_units_that_do_not_go_back_are_found)
+{
+    expect_found_back(53, "calm", "P1");
+}
+
+TEST(norms_of_units_behind_their_commit_are_found)
+{
+    expect_found(57, "points", "P1");
+}
+
 TEST(step_with_the_micro_batches_of_the_one_before_is_found)
 {
     expect_found(54, "calm", "CHECK P1 P2 P4");

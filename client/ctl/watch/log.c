@@ -116,9 +116,8 @@ static const char *skip_text(const shd_model *m, const struct shd_step_row *row,
     const struct decision_guard by = { .what = row->guard,
                                        .value = row->guard == SHD_GUARD_LOSS_ZSCORE
                                                     ? loss_of(m, row)
-                                                : row->guard == SHD_GUARD_UNIT_ABOVE
-                                                    ? row->cause_norm
-                                                    : row->grad_norm,
+                                                : guard_of_units(row->guard) ? row->cause_norm
+                                                                             : row->grad_norm,
                                        .bound = row->guard_bound };
     char worker[2 * sizeof row->cause_worker];
     const struct guard_cause cause = {

@@ -58,7 +58,7 @@ class Result(NamedTuple):
     over: bool
     reported: int  # micro-batches that had metrics; 0: not known
     metrics: tuple[float, ...]
-    guard: str = ''  # why the model's guard skipped it: 'norm_above', 'norm_zscore', 'loss_zscore'
+    guard: str = ''  # why the model's guard skipped it: 'norm_above', 'norm_zscore', 'loss_zscore', 'unit_norm_above', ...
     guard_value: float = 0.0  # the norm or the loss, which is above
     guard_bound: float = 0.0
     stopped: bool = False  # nothing is trained from here on, until model.set('guard=go-on')
@@ -69,7 +69,7 @@ class Result(NamedTuple):
     guard_step: int = -1  # rewound: the step that its guard went back for; -1: somebody did (rewind())
 
 
-_GUARDS = ('', 'norm_above', 'norm_zscore', 'loss_zscore', 'unit_norm_above')
+_GUARDS = ('', 'norm_above', 'norm_zscore', 'loss_zscore', 'unit_norm_above', 'unit_norm_zscore')
 
 
 class _Interrupts:

@@ -403,7 +403,8 @@ TEST(rules_of_units_are_judged_with_the_others_in_their_order)
                 .guard = { .what = GUARD_NORM_ABOVE, .value = cases[i].whole, .bound = 10 }
             };
         for (uint32_t u = 0; u < 4; u++)
-            watch_unit(&w, &limits, u, cases[i].norms[u], cases[i].norms[u] * 2);
+            watch_unit(&w, &limits,
+                       &(struct watch_unit){ u, cases[i].norms[u], cases[i].norms[u] * 2, NULL });
         const bool by_unit = cases[i].what == GUARD_UNIT_ABOVE;
         EXPECT_EQ(watch_end(&w, &limits, &d), by_unit);
         EXPECT(d.guard.what == cases[i].what && d.guard.value == cases[i].value);
@@ -416,8 +417,42 @@ TEST(rules_of_units_are_judged_with_the_others_in_their_order)
     struct decision none = { .skip = true }; /* nothing to divide by: no norm is one */
     struct watch w;
     watch_begin(&w, watched);
-    watch_unit(&w, &limits, 0, 99, 1);
+    watch_unit(&w, &limits, &(struct watch_unit){ 0, 99, 1, NULL });
     EXPECT(!watch_end(&w, &limits, &none));
+}
+
+/* Each unit has its own limit of a rule with a window; the one that is above its own by most. */
+TEST(units_have_limits_of_their_own)
+{
+    static const uint8_t watched[3] = { 0x2, 0x7, 0x6 };
+    const struct guard_limits limits = { .count = 9,
+                                         .numbers = { GUARD_UNIT_ABOVE, 0, 100, GUARD_UNIT_ZSCORE,
+                                                      2, INFINITY, GUARD_UNIT_ZSCORE, 1,
+                                                      INFINITY } };
+    static const double own[3][2] = { { 10, 0 }, { 4, INFINITY }, { INFINITY, 6 } };
+    static const struct {
+        double norms[3];
+        uint32_t rule, unit;
+        double bound;
+    } cases[] = {
+        { { 10, 4, 6 }, 0, 0, 0 }, { { 11, 4, 7 }, 2, 0, 10 },    { { 11, 5, 7 }, 2, 1, 4 },
+        { { 9, 4, 60 }, 3, 2, 6 }, { { 9, 400, 60 }, 1, 1, 100 },
+    };
+    EXPECT(watch_own(&limits, 1) == 0 && watch_own(&limits, 2) == 1 && watch_own(&limits, 7) == 2);
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct decision d = { .scale = 3 };
+        struct watch w;
+        watch_begin(&w, watched);
+        for (uint32_t u = 0; u < 3; u++)
+            watch_unit(&w, &limits, &(struct watch_unit){ u, cases[i].norms[u], 1, own[u] });
+        EXPECT_EQ(watch_end(&w, &limits, &d), cases[i].rule > 0);
+        if (cases[i].rule == 0)
+            continue;
+        EXPECT(w.unit == cases[i].unit && d.guard.bound == cases[i].bound);
+        EXPECT_EQ(d.guard.what, cases[i].rule == 1 ? GUARD_UNIT_ABOVE : GUARD_UNIT_ZSCORE);
+        EXPECT_EQ(d.guard.rewind, cases[i].rule == 2);
+        EXPECT_EQ(d.guard.stop, cases[i].rule > 1);
+    }
 }
 
 /* An owner that cannot say would have steps counted that a rule skips. */

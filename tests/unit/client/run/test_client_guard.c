@@ -21,7 +21,10 @@ static const char *const rules[] = {
     NORM_SKIP,
     "{\"norm_zscore\": 50, \"window\": 4}",
     "{\"loss_zscore\": 50, \"window\": 5}",
+    "{\"norm_zscore\": 50, \"window\": 4, \"units\": [\"h*\", \"embed\"]}",
 };
+static const uint32_t kinds[] = { SHD_GUARD_NORM_ABOVE, SHD_GUARD_NORM_ZSCORE,
+                                  SHD_GUARD_LOSS_ZSCORE, SHD_GUARD_UNIT_ZSCORE };
 
 /* rule NULL: none. */
 static const char *spec(const char *rule)
@@ -149,7 +152,9 @@ static void expect_result(const struct shd_result *r, uint32_t rule, bool stops)
     EXPECT_EQ(r->stopped, r->step == BAD && stops);
     if (r->step == BAD)
         EXPECT(r->guard_value > 10 * r->guard_bound && r->guard_bound > 0);
-    if (r->step == BAD && rule != SHD_GUARD_LOSS_ZSCORE)
+    if (r->step == BAD && rule == SHD_GUARD_UNIT_ZSCORE)
+        EXPECT(r->cause_unit > 0 && r->guard_value == r->cause_norm);
+    else if (r->step == BAD && rule != SHD_GUARD_LOSS_ZSCORE)
         EXPECT(r->guard_value == r->grad_norm);
 }
 
@@ -184,12 +189,12 @@ TEST(in_this_process_it_is_as_if_the_batch_had_not_been)
             struct shd_result result = { .size = sizeof result };
             EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, &result, &e), &e);
             if (i < ARRAY_SIZE(rules))
-                expect_result(&result, SHD_GUARD_NORM_ABOVE + i, false);
+                expect_result(&result, kinds[i], false);
         }
         digest_of(m, got);
         EXPECT_EQ(strcmp(got, want) == 0, i < ARRAY_SIZE(rules)); /* without a guard it counts */
         if (i < ARRAY_SIZE(rules))
-            expect_row(m, SHD_GUARD_NORM_ABOVE + i);
+            expect_row(m, kinds[i]);
         shd_close(s);
     }
 }
@@ -221,9 +226,9 @@ TEST(owners_and_workers_make_no_difference)
     char want[65];
     struct shd_err e = { 0 };
     reference(want);
-    for (int owners = 1; owners <= 3; owners++)
+    for (uint32_t i = 0; i < ARRAY_SIZE(rules); i++)
         for (uint32_t workers = 1; workers <= 2; workers++) {
-            const uint32_t i = (uint32_t)owners - 1;
+            const int owners = 1 + (int)(i + workers) % 3;
             fixture_start(&daemons, owners, NULL);
             const pid_t pid = workers == 2 ? other_worker(rules[i]) : 0;
             shd_session *s = attach(PATIENT_MS);
@@ -232,12 +237,12 @@ TEST(owners_and_workers_make_no_difference)
                 struct shd_result result = { .size = sizeof result };
                 EXPECT_OK(train(m, LARGE, false, toy_all_micros, workers == 2 ? 2 : 4, &result, &e),
                           &e);
-                expect_result(&result, SHD_GUARD_NORM_ABOVE + i, false);
+                expect_result(&result, kinds[i], false);
             }
             if (pid != 0)
                 expect_ended(pid);
             expect_digest(m, want);
-            expect_row(m, SHD_GUARD_NORM_ABOVE + i);
+            expect_row(m, kinds[i]);
             shd_close(s);
             fixture_stop(&daemons);
         }
@@ -257,7 +262,7 @@ TEST(windows_outlive_owners_and_workers)
             shd_model *m = open_toy(s, spec(rules[i]));
             EXPECT_EQ(shd_step(m), step);
             EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, &result, &e), &e);
-            expect_result(&result, SHD_GUARD_NORM_ABOVE + i, false);
+            expect_result(&result, kinds[i], false);
             if (step + 1 == STEPS)
                 expect_digest(m, want);
             shd_close(s);
@@ -267,24 +272,64 @@ TEST(windows_outlive_owners_and_workers)
     }
 }
 
+/* What the windows of units have since gone is back with the model, through kills, too: the limits
+ * are those of a run that never went further. */
+TEST(windows_of_units_go_back_with_the_model)
+{
+    char want[65];
+    struct shd_err e = { 0 };
+    uint64_t step;
+    reference(want);
+    for (int owners = 1; owners <= 2; owners++) {
+        double bound = 0;
+        fixture_start_kept(&daemons, owners, owners == 2 ? "rewind:words;" : "");
+        shd_session *s = attach(PATIENT_MS);
+        shd_model *m = open_toy(s, spec(rules[3]));
+        while (shd_step(m) < BAD - 1)
+            EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+        EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+        for (int i = 0; i < 2; i++) {
+            while (shd_step(m) < (i == 0 ? BAD + 8 : STEPS)) {
+                struct shd_result result = { .size = sizeof result };
+                EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, &result, &e), &e);
+                expect_result(&result, SHD_GUARD_UNIT_ZSCORE, false);
+                if (result.step == BAD && i == 0)
+                    bound = result.guard_bound;
+                else if (result.step == BAD)
+                    EXPECT(result.guard_bound == bound);
+            }
+            if (i == 0)
+                EXPECT_OK(shd_model_rewind(m, BAD - 1, &step, &e), &e);
+            if (i == 0 && owners == 1)
+                fixture_restart(&daemons, 0);
+        }
+        expect_digest(m, want);
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+}
+
 #ifdef SHD_FAIL_POINTS
 /* Owners die between Prepare's answer and the commit of the bad step, before and behind it. */
 TEST(owners_killed_around_the_commit_agree)
 {
-    static const char *const fails[] = { "step:promise:after@8;", "step:commit:before@8;",
-                                         "step:commit:after@8;",
-                                         "step:promise:after@8;step:commit:before;" };
+    static const char *const fails[] = {
+        "step:promise:after@8;", "step:commit:before@8;",
+        "step:commit:after@8;",  "step:promise:after@8;step:commit:before;",
+        "skipped:sums@8;",       "step:commit:before@7;",
+    };
     char want[65];
     struct shd_err e = { 0 };
     reference(want);
     for (size_t i = 0; i < ARRAY_SIZE(fails); i++) {
+        const size_t rule = i < 4 ? 1 + i % 3 : 3;
         fixture_start_kept(&daemons, 2, fails[i]);
         shd_session *s = attach(PATIENT_MS);
-        shd_model *m = open_toy(s, spec(rules[1 + i % 2]));
+        shd_model *m = open_toy(s, spec(rules[rule]));
         while (shd_step(m) < STEPS) {
             struct shd_result result = { .size = sizeof result };
             EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, &result, &e), &e);
-            expect_result(&result, SHD_GUARD_NORM_ABOVE + 1 + i % 2, false);
+            expect_result(&result, kinds[rule], false);
         }
         expect_digest(m, want);
         EXPECT(fixture_ask(&daemons, KEEPER_STARTS, 0, "") > 1);

@@ -12,6 +12,8 @@
 #include "proto/share/audit.h"
 #include "proto/share/history.h"
 #include "proto/share/segment.h"
+#include "proto/share/unit_window.h"
+#include "proto/spec/guard.h"
 #include "proto/spec/layout.h"
 #include "tests/lib/test.h"
 
@@ -124,7 +126,36 @@ TEST(counts_outside_the_limits_are_refused)
     REFUSED(s.owner = 3, "owner");
     REFUSED(s.spec_bytes = 0, "spec_bytes");
     REFUSED(s.chunk_count = UINT64_MAX, "chunk_count");
+    REFUSED(s.window.rows = GUARD_WINDOW_MAX + 2, "rows of its window");
+    REFUSED(s.window.columns = GUARD_COLUMNS_MAX + 1, "columns of its window");
     EXPECT_EQ(bytes, 1); /* untouched */
+}
+
+/* Behind all else, and of what its counts make it. */
+TEST(windows_of_units_are_there_where_a_guard_has_some)
+{
+    struct ledger_shape s = shape_of(UNITS, MICROS);
+    const uint64_t window = unit_window_bytes(5, 2);
+    uint64_t none, bytes;
+    struct ledger l, adopted;
+    struct shd_err e = { 0 };
+    EXPECT_OK(ledger_bytes(&s, &none, &e), &e);
+    ledger_init(&l, zeroed(none), &s);
+    EXPECT(l.window == NULL);
+    free(l.head);
+    s.window.rows = 5;
+    s.window.columns = 2;
+    EXPECT_OK(ledger_bytes(&s, &bytes, &e), &e);
+    EXPECT(bytes >= none && bytes <= none + SHD_PAGE_BYTES);
+    ledger_init(&l, zeroed(bytes), &s);
+    uint8_t *end = (uint8_t *)l.window + window;
+    EXPECT((uint8_t *)l.window >= (uint8_t *)(l.chosen + 2) && end <= (uint8_t *)l.head + bytes);
+    memset(l.window, 0xff, window);
+    EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    EXPECT(adopted.window == l.window);
+    l.head->made.window.columns = 1000;
+    EXPECT_STATUS(ledger_adopt(&adopted, l.head, bytes, &e), SHD_ESEGMENT);
+    free(l.head);
 }
 
 TEST(parts_do_not_overlap_and_hold_what_was_given)

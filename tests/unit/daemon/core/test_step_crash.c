@@ -5,15 +5,21 @@
  * operation done, as the kernels' trail has it), spilled gradients, and a worker that sends again
  * what was not credited. Time is counted in ticks: one at each event, one at each fail point. */
 
+#include <math.h>
+
 #include "daemon/core/step.h"
 #include "daemon/core/step_commit.h"
+#include "daemon/core/step_guard.h"
 #include "daemon/core/step_init.h"
 
 #include "daemon/core/ledger.h"
 #include "daemon/core/ledger_guard.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
+#include "proto/share/guard_window.h"
 #include "proto/share/history.h"
+#include "proto/share/unit_window.h"
+#include "proto/spec/guard.h"
 #include "tests/lib/test.h"
 
 #define EVENTS_MAX   64u
@@ -50,6 +56,17 @@ struct world {
     uint32_t ref_last;
     bool sent[CRASH_UNITS][CRASH_MICROS];
     uint64_t sent_step;
+};
+
+static uint8_t watched[CRASH_UNITS] = { 1, 0, 1 };
+static uint32_t column[CRASH_UNITS] = { 1, 0, 2 };
+static const struct guard guard = {
+    .count = 1,
+    .rules = { { .what = GUARD_UNIT_ZSCORE, .threshold = 3, .window = 2, .units = "a c" } },
+    .watched = watched,
+    .columns = 2,
+    .rows = 3,
+    .column = column,
 };
 
 static struct world *world; /* that fail points belong to */
@@ -195,6 +212,8 @@ static void world_commit(struct world *w)
     enum step_committed how;
     struct shd_err e;
     step_seen(w->core, (double)step + 0.5, 1000 + step);
+    const double norms[2] = { (double)step + 0.25, 1 };
+    EXPECT_OK(step_seen_units(w->core, (const uint8_t *)norms, sizeof norms, &e), &e);
     EXPECT_OK(step_commit(w->core, step, &mine, (struct step_blob){ &step, sizeof step }, &counts,
                           &how, &actions, &e),
               &e);
@@ -223,6 +242,21 @@ static void world_history(const struct ledger *l)
     }
 }
 
+/* Of the last two steps that were committed and not skipped. */
+static void world_window(const struct world *w)
+{
+    const uint64_t commits = step_now(w->core);
+    const double last = commits == 2 ? 0.25 : (double)commits - 0.75;
+    const double before = commits == 3 ? 0.25 : last - 1;
+    const double x[2] = { last, before };
+    double limits[CRASH_UNITS * GUARD_RULES_MAX];
+    EXPECT_EQ(step_unit_limits(w->core, 0, CRASH_UNITS, limits), 2);
+    if (commits < 3)
+        EXPECT(isinf(limits[0]) && isinf(limits[1]));
+    else
+        EXPECT(limits[0] == guard_window_limit(&guard.rules[0], x) && limits[1] > 1);
+}
+
 /* A new core on the ledger: nothing that was promised is gone. */
 static void world_recover(struct world *w)
 {
@@ -234,10 +268,12 @@ static void world_recover(struct world *w)
     EXPECT_OK(ledger_adopt(&adopted, w->ledger_memory, w->ledger.head->bytes, &e), &e);
     w->core = step_init(w->core_memory, &adopted, (const bool[]){ false, true, false });
     step_skips_idle(w->core, 2);
+    step_guard(w->core, &guard);
     for (uint64_t k = 0; k < CRASH_STEPS && w->decided[k]; k++)
         EXPECT(step_collecting(w->core) > k);
     const uint64_t commits = step_collecting(w->core);
     world_history(&adopted);
+    world_window(w);
     if (commits > 0 && w->decided[commits - 1])
         EXPECT(step_last_decision(w->core, &last) && last.lr == w->decision[commits - 1].lr);
     if (commits > 0) {
@@ -266,6 +302,7 @@ static void world_run(struct world *w)
                        (uint32_t)(random / 16 % CRASH_MICROS));
     }
     world_history(&w->ledger);
+    world_window(w);
     for (uint32_t u = 0; u < CRASH_UNITS; u++) { /* step 1 is skipped, unit 2 was idle in step 2 */
         EXPECT_EQ(w->updates[u], u == 1 ? 0 : CRASH_STEPS - 1 - (u == 2));
         EXPECT_EQ(step_unit_updates(w->core, u), CRASH_STEPS - 1 - (u == 2));
@@ -283,7 +320,8 @@ static uint64_t run_with_crash(uint64_t seed, uint64_t crash_at, uint32_t crash_
                                         .owners = 1,
                                         .units = CRASH_UNITS,
                                         .micros = CRASH_MICROS,
-                                        .history_slots = CRASH_ROWS + 1 };
+                                        .history_slots = CRASH_ROWS + 1,
+                                        .window = step_guard_shape(&guard, 0) };
     uint64_t bytes;
     struct shd_err e;
     CHECK(ledger_bytes(&shape, &bytes, &e) == SHD_OK);
@@ -298,6 +336,7 @@ static uint64_t run_with_crash(uint64_t seed, uint64_t crash_at, uint32_t crash_
     w.crash_again = crash_again;
     ledger_init(&w.ledger, ledger, &shape);
     memset(w.ledger.guard, 0, sizeof *w.ledger.guard); /* behind them */
+    memset(w.ledger.window, 0, unit_window_bytes(guard.rows, guard.columns));
     world = &w;
     fail_point_hook = on_fail_point;
     (void)setjmp(w.crashed); /* a crash goes on from here */

@@ -5,6 +5,7 @@
 #include "proto/base/check.h"
 #include "proto/share/guard_window.h"
 #include "proto/share/parts.h"
+#include "proto/share/unit_window.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_json.h"
 #include "tests/lib/test.h"
@@ -64,6 +65,59 @@ TEST(limits_are_mean_and_sigma_of_the_window)
     EXPECT(limit_at(&three, 5, 0) == 10);
     EXPECT(limit_at(&three, 5, 1) == 3 + 2 * sqrt(14.0 / 4));
     EXPECT(limit_at(&three, 5, 2) == -3 + 3 * sqrt(14.0 / 4));
+}
+
+/* -- Of units ---------------------------------------------------------------------------------- */
+
+#define ROWS 5u
+
+static const struct guard_rule of_units = {
+    .what = GUARD_UNIT_ZSCORE, .threshold = 2, .window = 4, .units = "*"
+};
+
+static void put_units(struct unit_window *w, uint64_t step, double first)
+{
+    const double norms[2] = { first, 10 * first };
+    unit_window_put(w, step, norms);
+}
+
+/* As of the whole norm: the window, of steps that count, not further back than four of it. */
+TEST(units_have_windows_as_the_whole_norm_has)
+{
+    static _Alignas(8) uint8_t memory[512];
+    CHECK(unit_window_bytes(ROWS, 2) <= sizeof memory && unit_window_bytes(ROWS, 0) == 0);
+    memset(memory, 0, sizeof memory);
+    struct unit_window w = unit_window_at(memory, ROWS, 2);
+    put_units(&w, 0, 100);
+    put_units(&w, 1, 1);
+    unit_window_put(&w, 2, NULL);
+    put_units(&w, 3, 2);
+    put_units(&w, 4, 3);
+    EXPECT(unit_window_limit(&w, &of_units, 5, 0) > 100);
+    EXPECT(isinf(unit_window_limit(&w, &of_units, 4, 0)));
+    put_units(&w, 9, 6);
+    EXPECT(unit_window_limit(&w, &of_units, 10, 0) == 3 + 2 * sqrt(14.0 / 4));
+    EXPECT(unit_window_limit(&w, &of_units, 10, 1) == 30 + 2 * sqrt(1400.0 / 4));
+    EXPECT(isfinite(unit_window_limit(&w, &of_units, 17, 0)));
+    EXPECT(isinf(unit_window_limit(&w, &of_units, 18, 0))); /* step 1 is too long ago */
+}
+
+/* A row whose commit never came counts for nothing, and none is lost by it. */
+TEST(units_of_a_step_that_is_not_committed_do_not_count)
+{
+    static _Alignas(8) uint8_t memory[512];
+    memset(memory, 0, sizeof memory);
+    struct unit_window w = unit_window_at(memory, ROWS, 2);
+    for (uint64_t step = 0; step < 50; step++) {
+        put_units(&w, step, 1e6);
+        EXPECT_EQ(isinf(unit_window_limit(&w, &of_units, step, 0)), step < 4);
+        if (step >= 4)
+            EXPECT(unit_window_limit(&w, &of_units, step, 0) < 10);
+        put_units(&w, step, 2 + (double)(step % 3));
+    }
+    put_units(&w, 50, 1e6);
+    unit_window_put(&w, 50, NULL);
+    EXPECT(unit_window_limit(&w, &of_units, 51, 0) < 10);
 }
 
 TEST(steps_that_do_not_count_are_not_in_the_window)
@@ -135,7 +189,7 @@ TEST(limits_of_a_message_are_looked_at)
 {
     static const double good[] = { 1, 0, 10, 2, 1, INFINITY };
     static const double bad[][3] = {
-        { 0, 0, 1 },   { 5, 0, 1 },   { 1.5, 0, 1 }, { 1, 3, 1 },
+        { 0, 0, 1 },   { 6, 0, 1 },   { 1.5, 0, 1 }, { 1, 3, 1 },
         { 1, NAN, 1 }, { NAN, 0, 1 }, { 1, 0, NAN },
     };
     struct guard_limits limits = { .count = 77 };
@@ -269,6 +323,30 @@ TEST(a_spec_with_rewind_and_audit_is_written_and_read)
     spec_free(back);
 }
 
+TEST(a_rule_of_units_with_a_window_is_written_and_read)
+{
+    struct shd_err e = { 0 };
+    char *text;
+    struct spec *back, *spec = parse_ok("\"guard\":[{\"norm_above\":9},{\"norm_zscore\":6,"
+                                        "\"window\":50,\"units\":\"?\"}],");
+    const struct guard *g = spec->guard;
+    EXPECT(g->rules[1].what == GUARD_UNIT_ZSCORE && g->rules[1].window == 50);
+    EXPECT(g->columns == 1 && g->rows == 51 && g->column[0] == 1 && g->watched[0] == 2);
+    EXPECT_OK(spec_dump(spec, &text, &e), &e);
+    EXPECT_HAS(text, "{\"norm_zscore\":6.0,\"window\":50,\"units\":[\"?\"],\"action\":\"skip\"}");
+    EXPECT_OK(spec_parse(text, strlen(text), &back, &e), &e);
+    EXPECT_OK(spec_compare(spec, back, &e), &e);
+    back->guard->rules[1].window = 51;
+    EXPECT_STATUS(spec_compare(spec, back, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "guard[1].window");
+    free(text);
+    spec_free(spec);
+    spec_free(back);
+    spec = parse_ok("\"guard\":[{\"norm_zscore\":6},{\"norm_above\":6,\"units\":\"u\"}],");
+    EXPECT(spec->guard->columns == 0 && spec->guard->column == NULL);
+    spec_free(spec);
+}
+
 TEST(a_skip_is_told_in_words)
 {
     const struct decision_guard above = { .what = GUARD_NORM_ABOVE, .value = 31000, .bound = 10 };
@@ -380,8 +458,8 @@ TEST(rules_that_are_none_are_named)
         { "[{\"norm_above\":1,\"units\":[]}]", "guard[0].units has 0 entries", SHD_ERANGE },
         { "[{\"norm_above\":1,\"units\":[7]}]", "guard[0].units[0]", SHD_EINVAL },
         { "[{\"norm_above\":1,\"units\":7}]", "guard[0].units", SHD_EINVAL },
-        { "[{\"norm_zscore\":1,\"units\":\"u\"}]", "guard[0].units with norm_zscore: not in this",
-          SHD_ENOTSUP },
+        { "[{\"norm_zscore\":1,\"units\":\"x*\"}]",
+          "guard[0].units 'x*' is no unit with a gradient", SHD_EINVAL },
         { "[{\"loss_zscore\":1,\"units\":\"u\"}]", "guard[0].units: a loss is of no unit",
           SHD_EINVAL },
     };
