@@ -735,6 +735,31 @@ SHD_API int shd_tensor_values(shd_model *m, const char *name, enum shd_array arr
                               uint64_t elems, float *ret_values, uint64_t *ret_step,
                               struct shd_err *e);
 
+/* What units came to in a step, over all owners, beside training: no worker sends or waits for
+ * anything. Owners know the last 255 steps (fewer of models with more than 370 units, one at least)
+ * that they have seen since they were started. The same bits for any number of owners. */
+#define SHD_LAST_STEP UINT64_MAX
+struct shd_unit_stats { /* NaN: not known, or it has none; infinite: not finite */
+    size_t size;
+    double grad_norm; /* of its mean gradient, before clipping */
+    /* Of its parameters, and the norm of its update over that: as of measured_step. */
+    double weight_norm, update_ratio;
+};
+struct shd_unit_step {
+    size_t size;
+    uint64_t step;
+    uint64_t measured_step; /* each 8th is: the last one up to the step */
+    bool skipped;
+    uint32_t guard; /* enum shd_guard: the rule that skipped it */
+};
+/* Units first to first + count - 1 in that step, or the last one that all owners know. ret_stats
+ * [count]: the first one's size counts for all. ret_step may be NULL. Errors: SHD_ERANGE no such
+ * units; SHD_ENOENT the step is not over, or an owner does not know it (any more); SHD_ENOTSUP
+ * "local:", or a daemon of an older build. */
+SHD_API int shd_unit_stats(shd_model *m, uint64_t step, uint32_t first, uint32_t count,
+                           struct shd_unit_stats *ret_stats, struct shd_unit_step *ret_step,
+                           struct shd_err *e);
+
 /* Replace what the owners hold: fp32 masters (what workers read follows) or moments, of one unit or
  * of many, all of it at all owners or nothing, whatever is killed meanwhile. A put is a step of its
  * own: it takes the place of the open one, of which nothing may be returned yet, and the model goes

@@ -70,6 +70,18 @@ struct path_history {         /* what steps from `from` on came to, ascending */
     uint32_t count, audit_count;
 };
 
+struct path_unit {                   /* NaN: not known; infinite: not finite */
+    double gradient, update, weight; /* roots of sums of squares */
+};
+
+struct path_units { /* [first, first + count) in a step */
+    uint64_t step;  /* UINT64_MAX: the last one that all owners have; becomes that */
+    uint32_t first, count;
+    struct path_unit *units; /* [count] */
+    double divisor;          /* of `gradient`, for the mean's */
+    uint32_t skipped;        /* history_skipped() */
+};
+
 struct path_set {
     const struct settings *change; /* NULL: only look */
     bool go_on;                    /* instead: train on what a guard has stopped */
@@ -127,6 +139,8 @@ struct control_ops {
     int (*blob)(struct shd_model *m, uint32_t owner, void *buf, size_t capacity, size_t *ret_bytes,
                 struct shd_err *e);
     int (*history)(struct shd_model *m, struct path_history *history, struct shd_err *e);
+    /* NULL: nobody keeps that. SHD_ENOENT: not of this step. */
+    int (*units)(struct shd_model *m, struct path_units *units, struct shd_err *e);
     /* An array of a unit as of *ret_step, all of it: values[unit elements], host memory. */
     int (*get)(struct shd_model *m, const struct path_get *get, struct shd_err *e);
     /* What a range comes to at all owners, of one step. Errors: SHD_ENOENT, SHD_EINVAL, SHD_ENOTSUP

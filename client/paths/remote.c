@@ -33,6 +33,7 @@
 #include "client/paths/show.h"
 #include "client/paths/slots.h"
 #include "client/paths/turn.h"
+#include "client/paths/units.h"
 #include "client/paths/whole.h"
 #include "client/session/blame.h"
 #include "client/session/hub.h"
@@ -294,6 +295,7 @@ const struct control_ops control_remote = {
     .unlease = lease_to_owners,
     .blob = look_blob,
     .history = look_history,
+    .units = units_ask,
     .get = get_unit,
     .show = show_range,
     .put = put_values,

@@ -1,11 +1,15 @@
 /* What a tensor's values come to; see shd.h. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/paths/path.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
+#include "proto/base/sys.h"
+#include "proto/share/unit_row.h"
+#include "proto/spec/guard.h"
 
 _Static_assert(SHD_STATS_BINS == TALLY_BINS && TALLY_EXP_MIN + 149 == 0,
                "shd.h says what bins are");
@@ -71,6 +75,61 @@ int shd_tensor_stats(shd_model *m, const char *name, enum shd_array array,
     memcpy(stats.above, t->bins[TALLY_ABOVE], sizeof stats.above);
     sized_give(ret_stats, &stats);
     return SHD_OK;
+}
+
+/* size: of the caller's. */
+static void give_unit(const struct path_units *u, uint32_t i, size_t size, void *ret_stats)
+{
+    const struct path_unit *unit = &u->units[i];
+    struct shd_unit_stats stats = { .grad_norm = unit->gradient / u->divisor,
+                                    .weight_norm = unit->weight,
+                                    .update_ratio = unit->weight > 0 ? unit->update / unit->weight
+                                                                     : (double)NAN };
+    memcpy(ret_stats, &size, sizeof size);
+    sized_give(ret_stats, &stats);
+}
+
+static int check_units(const shd_model *m, uint32_t first, uint32_t count, struct shd_err *e)
+{
+    if (m->session->control->units == NULL)
+        return err_set(e, SHD_ENOTSUP, "in this process nobody keeps what units came to");
+    if (count > 0 && first < m->spec->unit_count && count <= m->spec->unit_count - first)
+        return SHD_OK;
+    return err_set(e, SHD_ERANGE, "%" PRIu32 " units from %" PRIu32 " of a model with %" PRIu32,
+                   count, first, m->spec->unit_count);
+}
+
+int shd_unit_stats(shd_model *m, uint64_t step, uint32_t first, uint32_t count,
+                   struct shd_unit_stats *ret_stats, struct shd_unit_step *ret_step,
+                   struct shd_err *e)
+{
+    struct path_units u = { .step = step, .first = first, .count = count };
+    int r = session_check(m->session, e);
+    if (r == SHD_OK)
+        r = check_units(m, first, count, e);
+    if (r == SHD_OK)
+        r = sized_check(ret_stats, sizeof *ret_stats, "shd_unit_stats", e);
+    if (r == SHD_OK && ret_step != NULL)
+        r = sized_check(ret_step, sizeof *ret_step, "shd_unit_step", e);
+    if (r != SHD_OK)
+        return r;
+    u.units = sys_calloc(count, sizeof *u.units);
+    if (u.units == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " units", count);
+    r = m->session->control->units(m, &u, e);
+    const size_t size = ret_stats->size;
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++)
+        give_unit(&u, i, size, (uint8_t *)ret_stats + i * size);
+    const struct shd_unit_step of = { .step = u.step,
+                                      .measured_step = u.step - u.step % UNITS_EVERY,
+                                      .skipped = u.skipped != 0,
+                                      .guard = u.skipped > 1 && u.skipped <= GUARD_WHAT_END
+                                                   ? u.skipped - 1
+                                                   : SHD_GUARD_NONE };
+    if (r == SHD_OK && ret_step != NULL)
+        sized_give(ret_step, &of);
+    free(u.units);
+    return r;
 }
 
 int shd_tensor_values(shd_model *m, const char *name, enum shd_array array, uint64_t first,

@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "proto/base/fixsum.h"
+#include "proto/share/unit_row.h"
 
 struct kern_change;
 struct kern_sum;
@@ -24,9 +25,9 @@ struct norms;
 
 #define NORMS_STEPS_MAX 256u                /* that are kept; fewer where units are many: */
 #define NORMS_BYTES_MAX (UINT64_C(8) << 20) /* of the ring of gradients; the other is a fourth */
-#define NORMS_STEPS_MIN 2u /* the last whole one, and the one that is being written */
-#define NORMS_EVERY     8u /* steps k with k % NORMS_EVERY == 0 are measured */
-#define NORMS_AT_ONCE   4u /* updates that run: STEP_APPLY_AHEAD */
+#define NORMS_STEPS_MIN 2u          /* the last whole one, and the one that is being written */
+#define NORMS_EVERY     UNITS_EVERY /* steps k with k % NORMS_EVERY == 0 are measured */
+#define NORMS_AT_ONCE   4u          /* updates that run: STEP_APPLY_AHEAD */
 
 /* NULL: no memory. */
 struct norms *norms_new(uint32_t units);

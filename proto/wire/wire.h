@@ -29,6 +29,7 @@
 #define WIRE_RANGE_ELEMS_MAX 262144u /* of a digest of several tensors: 1 MiB an array */
 #define WIRE_RANGE_UNITS_MAX 32u     /* that they are of */
 #define WIRE_ROWS_MAX        4096u   /* per reply: 352 KiB */
+#define WIRE_UNITS_MAX       256u    /* likewise: 62 KiB */
 #define WIRE_UNIT_SUMS_MAX   128u    /* those of more units are asked for page by page */
 #define WIRE_VALUES_MAX      131072u /* per reply, and of one Show's range: 512 KiB */
 #define WIRE_NAME_BYTES_MAX  128u
@@ -79,7 +80,8 @@ enum wire_level {
     WIRE_LEVEL_AUDITS, /* what a skipped step came from: Decision.cause_*, unit_sums of Prepare and
                         * Prepared, Rows.audits; Fork of a step that is kept, Fork.settings;
                         * Set.more, Prepared.settings_more, Layout.room; micro_batches and eps of
-                        * Decision; Prepared.unit_limits, Commit.unit_norms */
+                        * Decision; Prepared.unit_limits, Commit.unit_norms;
+                        * History.units_from, Rows.units */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -237,7 +239,8 @@ struct wire_fetch {
 struct wire_history {
     uint32_t model;
     uint64_t from;
-    uint32_t count; /* 1..WIRE_ROWS_MAX */
+    uint32_t count;      /* 1..WIRE_ROWS_MAX; with the next at most WIRE_UNITS_MAX */
+    uint32_t units_from; /* not 0: 1 + a unit; `from` UINT64_MAX: of the last step */
 };
 enum wire_create_what {
     WIRE_CREATE_BEGIN = 1,
@@ -528,6 +531,10 @@ struct wire_rows {
     uint64_t next;
     struct wire_bytes rows;   /* multiple of HISTORY_ROW_BYTES, at most WIRE_ROWS_MAX of them */
     struct wire_bytes audits; /* of those of them that have one, AUDIT_ROW_BYTES each */
+    struct wire_bytes units;  /* UNIT_ROW_BYTES each */
+    uint64_t units_step;      /* plus 1; 0: there are none */
+    double units_divisor;
+    uint32_t units_skipped; /* history_skipped() */
 };
 enum wire_created_what {
     WIRE_CREATED_YOURS = 1, /* put its units */

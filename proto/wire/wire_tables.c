@@ -6,6 +6,7 @@
 #include "proto/share/audit.h"
 #include "proto/share/history.h"
 #include "proto/share/tally.h"
+#include "proto/share/unit_row.h"
 #include "proto/spec/guard.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/settings.h"
@@ -199,8 +200,10 @@ static const struct wire_field fetch_fields[] = {
     ANY(fetch, step),
     RANGE(fetch, turn, 1, UINT64_MAX),
 };
-static const struct wire_field history_fields[] = { ANY(history, model), ANY(history, from),
-                                                    RANGE(history, count, 1, WIRE_ROWS_MAX) };
+static const struct wire_field history_fields[] = {
+    ANY(history, model), ANY(history, from), RANGE(history, count, 1, WIRE_ROWS_MAX),
+    ROW(history, units_from, .form = WIRE_UP_TO, .max = SHD_UNITS_MAX, NEEDED_SINCE(AUDITS))
+};
 static const struct wire_field create_fields[] = {
     RANGE(create, what, WIRE_CREATE_BEGIN, WIRE_CREATE_PUT_DROP),
     RANGE(create, origin, 1, UINT64_MAX),
@@ -392,6 +395,11 @@ static const struct wire_field rows_fields[] = {
         .multiple = HISTORY_ROW_BYTES),
     ROW(rows, audits, .max = AUDIT_SLOTS * AUDIT_ROW_BYTES, .multiple = AUDIT_ROW_BYTES,
         SINCE(AUDITS)),
+    ROW(rows, units, .max = (uint64_t)WIRE_UNITS_MAX * UNIT_ROW_BYTES, .multiple = UNIT_ROW_BYTES,
+        SINCE(AUDITS)),
+    ROW(rows, units_step, .form = WIRE_ANY, SINCE(AUDITS)),
+    ROW(rows, units_divisor, .form = WIRE_ANY, SINCE(AUDITS)),
+    ROW(rows, units_skipped, .form = WIRE_ANY, SINCE(AUDITS)),
 };
 static const struct wire_field created_fields[] = {
     RANGE(created, what, WIRE_CREATED_YOURS, WIRE_CREATED_OVER),

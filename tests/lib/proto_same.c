@@ -117,7 +117,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->fetch.step == b->fetch.step && a->fetch.turn == b->fetch.turn;
     case WIRE_HISTORY:
         return a->history.model == b->history.model && a->history.from == b->history.from &&
-               a->history.count == b->history.count;
+               a->history.count == b->history.count &&
+               a->history.units_from == b->history.units_from;
     case WIRE_CREATE:
         return same_create(&a->create, &b->create);
     case WIRE_PUT:
@@ -243,6 +244,10 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
         return a->fetched.step == b->fetched.step;
     case WIRE_ROWS:
         return a->rows.next == b->rows.next && same_bytes(a->rows.rows, b->rows.rows) &&
+               same_bytes(a->rows.units, b->rows.units) &&
+               a->rows.units_step == b->rows.units_step &&
+               memcmp(&a->rows.units_divisor, &b->rows.units_divisor, sizeof(double)) == 0 &&
+               a->rows.units_skipped == b->rows.units_skipped &&
                same_bytes(a->rows.audits, b->rows.audits);
     case WIRE_RESET_ANSWER:
         return a->reset_answer.step == b->reset_answer.step &&

@@ -10,6 +10,7 @@
 #include "proto/share/audit.h"
 #include "proto/share/history.h"
 #include "proto/share/tally.h"
+#include "proto/share/unit_row.h"
 #include "proto/spec/guard.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/settings.h"
@@ -301,7 +302,8 @@ static struct wire_reset random_reset(uint64_t *seed)
 static struct wire_history random_history(uint64_t *seed)
 {
     return (struct wire_history){ random_u32(seed, 0, UINT32_MAX), random_u64(seed, 0, UINT64_MAX),
-                                  random_u32(seed, 1, WIRE_ROWS_MAX) };
+                                  random_u32(seed, 1, WIRE_ROWS_MAX),
+                                  random_u32(seed, 0, SHD_UNITS_MAX) };
 }
 
 static struct wire_get random_get(uint64_t *seed)
@@ -644,6 +646,10 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
     case WIRE_ROWS:
         p.rows.next = random_u64(seed, 0, UINT64_MAX);
         p.rows.rows = random_bytes(seed, WIRE_ROWS_MAX * HISTORY_ROW_BYTES, HISTORY_ROW_BYTES);
+        p.rows.units = random_bytes(seed, WIRE_UNITS_MAX * UNIT_ROW_BYTES, UNIT_ROW_BYTES);
+        p.rows.units_step = random_u64(seed, 0, UINT64_MAX);
+        p.rows.units_divisor = (double)random_u32(seed, 0, UINT32_MAX);
+        p.rows.units_skipped = random_u32(seed, 0, UINT32_MAX);
         p.rows.audits = random_bytes(seed, AUDIT_SLOTS * AUDIT_ROW_BYTES, AUDIT_ROW_BYTES);
         break;
     case WIRE_RESET_ANSWER:

@@ -46,6 +46,17 @@ class Stats(NamedTuple):
     histogram: dict[float, tuple[int, int]]  # by the least magnitude of its power of two: below and above zero
 
 
+class UnitStats(NamedTuple):
+    """What a unit came to in a step, over all owners (shd.h: struct shd_unit_stats); nan: not known, inf: not finite."""
+    step: int
+    measured_step: int  # that weight_norm and update_ratio are of
+    skipped: bool
+    guard: str  # the rule that skipped it
+    grad_norm: float  # of its mean gradient, before clipping
+    weight_norm: float
+    update_ratio: float  # the norm of its update over weight_norm
+
+
 ARRAYS = ('param', 'm', 'v', 'grad', 'update', 'ema')
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
@@ -433,6 +444,17 @@ class Model(_Open):
         numbers = [getattr(raw, field) for field in Stats._fields[:-2]]
         histogram = {2.0 ** (i - 149): counts for i, counts in enumerate(zip(raw.below, raw.above)) if any(counts)}
         return Stats(*numbers, dict(zip(_QUANTILES, raw.quantiles)), histogram)
+
+    def unit_stats(self, first: int = 0, count: Optional[int] = None, step: Optional[int] = None) -> list[UnitStats]:
+        """Of units `first` and behind it (all of them) in one of the last steps, or the last one: beside training."""
+        count = lib.shd_units(self.handle) - first if count is None else count
+        rows, of = (_c.shd_unit_stats * max(count, 1))(), sized(_c.shd_unit_step)
+        rows[0].size = ctypes.sizeof(_c.shd_unit_stats)
+        self.session.call(lib.shd_unit_stats, self.handle, 2 ** 64 - 1 if step is None else step, first, max(count, 0),
+                          rows, ctypes.byref(of))
+        guard = _GUARDS[of.guard] if of.guard < len(_GUARDS) else str(of.guard)
+        return [UnitStats(of.step, of.measured_step, of.skipped, guard, row.grad_norm, row.weight_norm, row.update_ratio)
+                for row in rows]
 
     def values(self, name: str, first: int, elems: int, array: str = 'param') -> list[float]:
         """Elements first to first + elems - 1 of a tensor, at most SHD_VALUES_MAX, of one step."""

@@ -177,6 +177,22 @@ class Daemon(unittest.TestCase):
         model.return_grad(0, 0)
         model.commit(0.5)
 
+    def test_what_units_came_to(self):
+        model = self.session.open(SPEC)
+        with self.assertRaises(self.shd.NotFound):
+            model.unit_stats()
+        for step in range(2):
+            self.train(model)
+            self.values(model)  # it is applied
+            (unit,) = model.unit_stats()
+            self.assertEqual((unit.step, unit.measured_step, unit.skipped, unit.guard), (step, 0, False, ''))
+            self.assertAlmostEqual(unit.grad_norm, 14 ** 0.5)
+            self.assertAlmostEqual(unit.weight_norm, 3.5 ** 0.5)
+            self.assertAlmostEqual(unit.update_ratio, 1)
+        self.assertEqual(model.unit_stats(0, 1, step=0)[0].step, 0)
+        with self.assertRaises(self.shd.OutOfRange):
+            model.unit_stats(1, 1)
+
     def test_a_kept_step_is_forked_with_what_is_other_and_dropped(self):
         model = self.session.open(SPEC)
         self.train(model)

@@ -1,4 +1,6 @@
 /* /units and the metrics of units: what owners say of each step adds up to what it came to. */
+#include <math.h>
+
 #include <jansson.h>
 
 #include "proto/base/fixsum.h"
@@ -158,6 +160,89 @@ TEST(owners_units_add_up_to_each_step)
     drop_all(roots);
     shd_close(s);
     fixture_stop(&daemons);
+}
+
+/* -- In a program ------------------------------------------------------------------------------ */
+
+#define UNITS 4u
+
+static void ask(shd_model *m, uint64_t step, struct shd_unit_stats stats[UNITS],
+                struct shd_unit_step *of)
+{
+    struct shd_err e = { 0 };
+    stats[0].size = sizeof stats[0];
+    of->size = sizeof *of;
+    EXPECT_OK(shd_unit_stats(m, step, 0, UNITS, stats, of, &e), &e);
+    for (uint32_t u = 1; u < UNITS; u++)
+        EXPECT_EQ(stats[u].size, sizeof stats[u]);
+}
+
+/* Of any number of owners, with the same bits: as /units has it. */
+static void stats_with(int owners, struct shd_unit_stats all[10][UNITS])
+{
+    struct shd_err e = { 0 };
+    struct shd_unit_stats stats[UNITS], one = { .size = sizeof one };
+    struct shd_unit_step of;
+    fixture_start_kept(&daemons, owners, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    stats[0].size = sizeof stats[0];
+    EXPECT_STATUS(shd_unit_stats(m, SHD_LAST_STEP, 0, UNITS, stats, NULL, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "no step of model 'toy' has been seen");
+    for (uint64_t k = 0; k < 10; k++) {
+        struct shd_result result = { .size = sizeof result };
+        double squares = 0;
+        EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &result, &e), &e);
+        for (uint32_t u = 0; u < UNITS; u++) { /* it is applied */
+            const void *params;
+            EXPECT_OK(shd_acquire(m, u, &params, &e), &e);
+            shd_release(m, u);
+        }
+        ask(m, k, stats, &of);
+        EXPECT(of.step == k && of.measured_step == k - k % 8 && !of.skipped && of.guard == 0);
+        for (uint32_t u = 0; u < UNITS; u++) {
+            squares += stats[u].grad_norm * stats[u].grad_norm;
+            EXPECT(stats[u].weight_norm > 0 && stats[u].update_ratio > 0);
+            if (owners == 1)
+                all[k][u] = stats[u];
+            EXPECT(memcmp(&all[k][u], &stats[u], sizeof stats[u]) == 0);
+        }
+        EXPECT_NEAR(sqrt(squares), result.grad_norm, 1e-14 * result.grad_norm);
+    }
+    ask(m, SHD_LAST_STEP, stats, &of);
+    EXPECT(of.step == 9 && memcmp(stats, all[9], sizeof stats) == 0);
+    EXPECT_OK(shd_unit_stats(m, 3, 2, 1, &one, NULL, &e), &e);
+    EXPECT(memcmp(&one, &all[3][2], sizeof one) == 0);
+    EXPECT_STATUS(shd_unit_stats(m, 10, 0, 1, &one, NULL, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "step 10 of model 'toy': it is not over");
+    EXPECT_STATUS(shd_unit_stats(m, 3, 3, 2, stats, NULL, &e), SHD_ERANGE);
+    EXPECT_STATUS(shd_unit_stats(m, 3, UNITS, 1, stats, NULL, &e), SHD_ERANGE);
+    EXPECT_STATUS(shd_unit_stats(m, 3, 0, 0, stats, NULL, &e), SHD_ERANGE);
+    one.size = 0;
+    EXPECT_STATUS(shd_unit_stats(m, 3, 0, 1, &one, NULL, &e), SHD_EINVAL);
+    fixture_restart(&daemons, owners - 1); /* what it had seen is gone */
+    one.size = sizeof one;
+    EXPECT_STATUS(shd_unit_stats(m, 3, 0, 1, &one, NULL, &e), SHD_ENOENT);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(programs_are_told_what_units_came_to)
+{
+    struct shd_unit_stats all[10][UNITS];
+    for (int owners = 1; owners <= OWNERS; owners++)
+        stats_with(owners, all);
+}
+
+TEST(in_this_process_nobody_keeps_what_units_came_to)
+{
+    struct shd_unit_stats one = { .size = sizeof one };
+    struct shd_err e = { 0 };
+    shd_session *s;
+    EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    EXPECT_STATUS(shd_unit_stats(m, SHD_LAST_STEP, 0, 1, &one, NULL, &e), SHD_ENOTSUP);
+    shd_close(s);
 }
 
 TEST(what_is_asked_for_is_bounded_and_named)
