@@ -301,12 +301,13 @@ TEST(owners_that_are_killed_while_they_are_asked_name_the_same)
 
 #define MANY 300u
 
-static const char *many_spec(void)
+static const char *many_spec(const char *rule)
 {
     static char json[40000];
-    char *at = json + sprintf(json, "{ \"name\": \"many\", \"micro_batches\": 1, \"optimizer\": "
-                                    "{ \"kind\": \"sgd\" }, \"guard\": [{\"norm_above\": 10}], "
-                                    "\"units\": [");
+    char *at = json + sprintf(json,
+                              "{ \"name\": \"many\", \"micro_batches\": 1, \"optimizer\": "
+                              "{ \"kind\": \"sgd\" }, \"guard\": [%s], \"units\": [",
+                              rule);
     for (uint32_t u = 0; u < MANY; u++)
         at += sprintf(at,
                       "%s{ \"name\": \"u%u\", \"tensors\": [{ \"name\": \"t%u\", \"shape\": "
@@ -322,7 +323,7 @@ TEST(units_of_several_messages_are_compared)
     struct shd_err e = { 0 };
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS);
-    shd_model *m = open_toy(s, many_spec());
+    shd_model *m = open_toy(s, many_spec("{\"norm_above\": 10}"));
     for (size_t i = 0; i < ARRAY_SIZE(large); i++) {
         struct shd_result result = { .size = sizeof result };
         for (uint32_t u = 0; u < MANY; u++) {
@@ -335,6 +336,37 @@ TEST(units_of_several_messages_are_compared)
         const struct shd_update update = toy_update(i);
         EXPECT_OK(shd_commit(m, &update, &result, &e), &e);
         EXPECT(result.skipped && result.cause_unit == large[i] + 1 && result.cause_norm == 50);
+    }
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* Each has a window of its own, in the messages' order: what is three times its own norm, and far
+ * below the others', is found, in whatever page. */
+TEST(units_of_several_messages_have_windows_of_their_own)
+{
+    static const uint32_t large[] = { 1, 19, 100, 127, 128, 199, 299 };
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(
+        s, many_spec("{\"norm_zscore\": 6, \"window\": 4, \"units\": [\"u1*\", \"u299\"]}"));
+    for (uint32_t k = 0; k < 4 + ARRAY_SIZE(large); k++) {
+        struct shd_result result = { .size = sizeof result };
+        const uint32_t planted = k < 4 ? MANY : large[k - 4];
+        for (uint32_t u = 0; u < MANY; u++) {
+            float *grad;
+            EXPECT_OK(shd_grad(m, 0, u, &grad, &e), &e);
+            grad[0] = (u == planted ? 9.0f : 3.0f) * (float)(u + 1);
+            grad[1] = (u == planted ? 12.0f : 4.0f) * (float)(u + 1);
+            EXPECT_OK(shd_return(m, 0, u, &e), &e);
+        }
+        const struct shd_update update = toy_update(k);
+        EXPECT_OK(shd_commit(m, &update, &result, &e), &e);
+        EXPECT_EQ(result.skipped, k >= 4);
+        EXPECT_EQ(result.guard, k < 4 ? SHD_GUARD_NONE : SHD_GUARD_UNIT_ZSCORE);
+        if (k >= 4)
+            EXPECT(result.cause_unit == planted + 1 && result.guard_value == 15 * (planted + 1.0));
     }
     shd_close(s);
     fixture_stop(&daemons);

@@ -347,6 +347,31 @@ TEST(a_rule_of_units_with_a_window_is_written_and_read)
     spec_free(spec);
 }
 
+/* 4,092 units with 1,025 norms each are the most there can be. */
+TEST(windows_of_more_units_than_there_is_room_for_are_refused)
+{
+    for (uint32_t units = 4092; units <= 4093; units++) {
+        struct shd_err e = { 0 };
+        struct spec *spec = NULL;
+        char *json = malloc(300 + (size_t)units * 80);
+        CHECK(json != NULL);
+        char *at = json + sprintf(json,
+                                  "{\"name\":\"m\",\"micro_batches\":2,\"optimizer\":{\"kind\":"
+                                  "\"sgd\"},\"guard\":[{\"norm_zscore\":6,\"window\":1024,"
+                                  "\"units\":\"*\"}],\"units\":[");
+        for (uint32_t u = 0; u < units; u++)
+            at += sprintf(at, "%s{\"name\":\"u%u\",\"tensors\":[{\"name\":\"w%u\",\"shape\":[1]}]}",
+                          u > 0 ? "," : "", u, u);
+        strcpy(at, "]}");
+        EXPECT_STATUS(spec_parse(json, strlen(json), &spec, &e),
+                      units == 4092 ? SHD_OK : SHD_ERANGE);
+        if (units > 4092)
+            EXPECT_HAS(e.text, "guard: norm_zscore of 4093 units with a window of 1024, at most ");
+        spec_free(spec);
+        free(json);
+    }
+}
+
 TEST(a_skip_is_told_in_words)
 {
     const struct decision_guard above = { .what = GUARD_NORM_ABOVE, .value = 31000, .bound = 10 };
