@@ -23,6 +23,7 @@
 #include "daemon/op/receive.h"
 #include "daemon/op/requests.h"
 #include "kernels/runs.h"
+#include "proto/base/sys.h"
 #include "proto/share/board.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
