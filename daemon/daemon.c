@@ -444,7 +444,7 @@ void daemon_free(struct daemon *d)
         wait_idle(d->kern); /* no kernel may run on what goes away below */
     homes_stop(h->homes);   /* and nobody may be at its pages */
     if (d->loop != NULL) {
-        links_stop(d);              /* and no transfer */
+        links_stop(d); /* and no transfer */
         keeper_stop(d->keeper);
         task_queue_close(d->tasks); /* nor may its completions start more */
         side_deinit(&h->side);

@@ -95,7 +95,7 @@ static struct schedule_share train_share(const struct train *t)
 static double train_loss_scale(const struct train *t)
 {
     const struct options_chosen *chosen = &t->options->chosen;
-    return chosen->dynamic_scale ? shd_loss_scale(t->model) : chosen->static_scale;
+    return chosen->loss_scale > 0 ? chosen->loss_scale : shd_loss_scale(t->model);
 }
 
 static struct shd_update train_update(const struct options *o, uint64_t step)
@@ -106,8 +106,8 @@ static struct shd_update train_update(const struct options *o, uint64_t step)
     return (struct shd_update){ .size = sizeof(struct shd_update),
                                 .lr = schedule_lr(&schedule, step),
                                 .clip_norm = o->clip,
-                                .loss_scale = o->chosen.dynamic_scale ? 0 : o->chosen.static_scale,
-                                .dynamic_loss_scale = o->chosen.dynamic_scale };
+                                .loss_scale = o->chosen.loss_scale,
+                                .dynamic_loss_scale = !(o->chosen.loss_scale > 0) };
 }
 
 /* The time on the clock that progress.c counts with at which a row was written. */
@@ -486,10 +486,10 @@ static void train_introduce_schedule(struct train *t)
         progress_note(&t->progress, "computed on %s", b->describe);
     if (t->gemm != GEMM_FULL)
         progress_note(&t->progress, "%s GEMM: %s", o->precision, gemm_describe(t->gemm));
-    if (o->chosen.dynamic_scale)
+    if (!(o->chosen.loss_scale > 0))
         progress_note(&t->progress, "loss scale dynamic, now %.0f", shd_loss_scale(t->model));
-    else if (o->chosen.static_scale > 1)
-        progress_note(&t->progress, "loss scale %.0f, static", o->chosen.static_scale);
+    else if (o->chosen.loss_scale > 1)
+        progress_note(&t->progress, "loss scale %.0f, static", o->chosen.loss_scale);
 }
 
 static void train_introduce(struct train *t)

@@ -120,14 +120,21 @@ void op_range_end(struct op *op)
     pool->ranges[place] = NULL;
 }
 
+void *op_memory(struct op *op, size_t bytes)
+{
+    void *memory = sys_malloc(bytes);
+    if (memory == NULL)
+        err_set(&op->err, SHD_ENOMEM, "no memory for %zu bytes of a request", bytes);
+    return memory;
+}
+
 int op_keep(struct op *op, const void *data, size_t bytes)
 {
     if (op->text != NULL || bytes == 0)
         return SHD_OK;
-    op->text = sys_malloc(bytes);
+    op->text = op_memory(op, bytes);
     if (op->text == NULL)
-        return err_set(&op->err, SHD_ENOMEM, "no memory for %zu bytes of a request that waits",
-                       bytes);
+        return SHD_ENOMEM;
     memcpy(op->text, data, bytes);
     return SHD_OK;
 }

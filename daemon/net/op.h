@@ -86,6 +86,9 @@ void op_range_end(struct op *op);
  * the caller's again afterwards. Loop thread; never blocks. */
 void op_serve_frame(struct daemon *d, uint64_t conn, bool by_ring, const void *frame, size_t bytes);
 
+/* malloc(), for op->text or op->work. NULL: op->err says so (SHD_ENOMEM). */
+void *op_memory(struct op *op, size_t bytes);
+
 /* For a wait: op->text becomes a copy of what lies in the request's frame, which will be gone. One
  * that was made before stays. Errors: SHD_ENOMEM. */
 int op_keep(struct op *op, const void *data, size_t bytes);

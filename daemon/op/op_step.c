@@ -23,7 +23,6 @@
 #include "daemon/op/receive.h"
 #include "daemon/op/requests.h"
 #include "kernels/runs.h"
-#include "proto/base/sys.h"
 #include "proto/share/board.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
@@ -213,9 +212,9 @@ static int add_limits(struct op *op, uint32_t first, uint32_t count, uint32_t mo
 {
     if (most == 0) /* it is not owner 0, or there is no guard */
         return SHD_OK;
-    double *limits = sys_malloc((size_t)count * most * sizeof *limits);
+    double *limits = op_memory(op, (size_t)count * most * sizeof *limits);
     if (limits == NULL)
-        return err_set(&op->err, SHD_ENOMEM, "no memory for limits of %" PRIu32 " units", count);
+        return SHD_ENOMEM;
     const uint32_t told = step_prepare_units(op->model->core, first, count, limits);
     free(op->work);
     op->work = limits; /* freed with the op */
@@ -291,9 +290,9 @@ static int keep_blob(struct op *op)
     struct wire_bytes *blob = &op->req.commit.blob, *norms = &op->req.commit.unit_norms;
     if (op->text != NULL || blob->bytes + norms->bytes == 0)
         return SHD_OK;
-    op->text = sys_malloc(blob->bytes + norms->bytes);
+    op->text = op_memory(op, blob->bytes + norms->bytes);
     if (op->text == NULL)
-        return err_set(&op->err, SHD_ENOMEM, "no memory for a blob of %zu bytes", blob->bytes);
+        return SHD_ENOMEM;
     uint8_t *kept = (uint8_t *)op->text;
     if (norms->bytes > 0)
         memcpy(kept, norms->data, norms->bytes);

@@ -142,7 +142,7 @@ static int compute_inject(struct compute *c, uint32_t micro, float *grad)
 static void compute_flip(const struct compute *c, uint32_t unit, float *grad)
 {
     const struct options *o = c->options;
-    if (o->flip_bit == 0 || o->flip_rank != o->rank || shd_step(c->model) + 1 < o->flip_bit ||
+    if (o->flip.bit == 0 || o->flip.rank != o->rank || shd_step(c->model) + 1 < o->flip.bit ||
         unit + 1 != gpt_units(&c->shape))
         return;
     uint32_t bits;

@@ -56,7 +56,7 @@ static const struct options defaults = {
     .slow = 1,
     .slow_rank = UNSET,
     .stop_rank = UNSET,
-    .flip_rank = UNSET,
+    .flip.rank = UNSET,
 };
 
 static struct options parsed; /* what the table stores into */
@@ -172,9 +172,9 @@ static const struct flag table[] = {
       INTEGER_MAX },
     { "flip-bit", 0, FLAG_U64, "STEP",
       "test aid: from that step on a bit of each micro-batch's gradient is wrong; 0: never (0)",
-      &parsed.flip_bit, 0, INTEGER_MAX },
+      &parsed.flip.bit, 0, INTEGER_MAX },
     { "flip-rank", 0, FLAG_U64, "N", "of this worker; given together with --flip-bit",
-      &parsed.flip_rank, 0, UINT32_MAX },
+      &parsed.flip.rank, 0, UINT32_MAX },
     { "stop-rank", 0, FLAG_U64, "N", "test aid: this worker leaves early, the others take over",
       &parsed.stop_rank, 1, UINT32_MAX },
     { "stop-at", 0, FLAG_U64, "STEP", "after this step; given together with --stop-rank (0)",
@@ -470,10 +470,10 @@ static int check_verify(struct options *o, const int *words, struct shd_err *e)
         return err_set(e, SHD_EINVAL,
                        "--verify-every without --elastic: a fixed share is computed by nobody "
                        "else; add --elastic");
-    if ((o->flip_bit > 0) != (o->flip_rank != UINT64_MAX))
+    if ((o->flip.bit > 0) != (o->flip.rank != UINT64_MAX))
         return err_set(e, SHD_EINVAL,
                        "--flip-bit and --flip-rank go together: from which step on, and who");
-    if (o->flip_bit > 0 && strcmp(o->device, "host") != 0)
+    if (o->flip.bit > 0 && strcmp(o->device, "host") != 0)
         return err_set(e, SHD_EINVAL, "--flip-bit is for --device host: a GPU's array is not ours");
     return SHD_OK;
 }
@@ -497,7 +497,7 @@ static int check_gemm(struct options *o, enum shd_dtype publish, int bf16, struc
 static int check_loss_scale(struct options *o, bool any_f16, struct shd_err *e)
 {
     const char *text = o->loss_scale != NULL ? o->loss_scale : "dynamic";
-    o->chosen.static_scale = 1;
+    o->chosen.loss_scale = 1;
     if (!any_f16) {
         if (o->loss_scale != NULL)
             return err_set(
@@ -509,16 +509,16 @@ static int check_loss_scale(struct options *o, bool any_f16, struct shd_err *e)
     }
     char *end;
     if (strcmp(text, "dynamic") == 0) {
-        o->chosen.dynamic_scale = true;
+        o->chosen.loss_scale = 0;
     } else if (strcmp(text, "static") == 0) {
-        o->chosen.static_scale = STATIC_LOSS_SCALE;
+        o->chosen.loss_scale = STATIC_LOSS_SCALE;
     } else {
         const double scale = strtod(text, &end);
         if (end == text || *end != '\0' || !(scale >= 1 && scale <= 16777216))
             return err_set(
                 e, SHD_EINVAL,
                 "--loss-scale '%s' is not dynamic, static or a number from 1 to 16777216", text);
-        o->chosen.static_scale = scale;
+        o->chosen.loss_scale = scale;
     }
     return SHD_OK;
 }

@@ -42,11 +42,13 @@ struct options {
     uint64_t experts, adapters;              /* 0: none */
     double fetch_delay_ms;
     /* For tests. */
-    uint64_t inject_overflow;     /* spoil one gradient of this step, 1..; 0: never */
-    double slow;                  /* compute takes so many times as long; 1: as it is */
-    uint64_t slow_rank;           /* of this worker only; UINT64_MAX: of all */
-    uint64_t flip_bit, flip_rank; /* from that step on, that worker computes wrongly; 0: never */
-    uint64_t stop_rank, stop_at;  /* that worker leaves after so many steps; at 0: none does */
+    uint64_t inject_overflow; /* spoil one gradient of this step, 1..; 0: never */
+    double slow;              /* compute takes so many times as long; 1: as it is */
+    uint64_t slow_rank;       /* of this worker only; UINT64_MAX: of all */
+    struct options_flip {
+        uint64_t bit, rank; /* from that step on, that worker computes wrongly; 0: never */
+    } flip;
+    uint64_t stop_rank, stop_at; /* that worker leaves after so many steps; at 0: none does */
     /* From the environment. */
     uint32_t rank, world;
     /* Derived by options_check(). */
@@ -56,8 +58,7 @@ struct options {
         enum gemm_kind gemm; /* with `gemm_auto`: the kind to try first */
         bool gemm_auto;      /* fall back to GEMM_BF16_EMULATED, and say so */
         uint32_t accumulate; /* a of "local:a"; 1: the owners sum */
-        bool dynamic_scale;
-        double static_scale; /* 1: none */
+        double loss_scale;   /* 1: none; 0: dynamic */
         bool cuda;           /* compute on a GPU, and the session's arrays are there */
         uint32_t device;     /* CUDA ordinal */
         bool tf32;

@@ -16,7 +16,7 @@
 
 #define UNITS                  4
 #define UNIT_ELEMS             (1u << 20)
-#define STEPS                  5 /* 2 to 6: before the next step that is measured */
+#define STEPS                  5           /* 2 to 6: before the next step that is measured */
 #define MESSAGE_BYTES_PER_STEP (64u << 10) /* far above what requests take, far below a unit */
 
 static _Atomic uint64_t *moved; /* shared: bytes copied or sent by any process of this test */

@@ -142,7 +142,7 @@ TEST(device_is_host_or_a_gpu)
     EXPECT_OK(parse("", &o, &e), &e);
     EXPECT(!o.chosen.cuda && !o.chosen.tf32);
     EXPECT_OK(parse("--device cuda:0 --precision fp16", &o, &e), &e);
-    EXPECT(o.chosen.cuda && o.chosen.publish == SHD_F16 && o.chosen.dynamic_scale);
+    EXPECT(o.chosen.cuda && o.chosen.publish == SHD_F16 && o.chosen.loss_scale == 0);
     EXPECT_OK(parse("--device cuda:0 --experts 5", &o, &e), &e);
     EXPECT(o.chosen.cuda && o.experts == 5);
     EXPECT_OK(parse("--device cuda:3 --math tf32", &o, &e), &e);
@@ -190,7 +190,7 @@ TEST(schedule_and_precision_are_derived)
     EXPECT_EQ(o.chosen.publish, SHD_F32);
     EXPECT_EQ(o.chosen.gemm, GEMM_FULL);
     EXPECT_EQ(o.chosen.accumulate, 1);
-    EXPECT(!o.chosen.dynamic_scale && o.chosen.static_scale == 1);
+    EXPECT(o.chosen.loss_scale == 1);
     EXPECT_OK(parse("--strategy zero2 --prefetch post --path copy --precision bf16 "
                     "--grad-precision bf16 --accumulate local:2 --fetch-delay-ms 1.5",
                     &o, &e),
@@ -204,11 +204,11 @@ TEST(schedule_and_precision_are_derived)
     EXPECT(o.chosen.gemm == GEMM_BF16_NATIVE && o.chosen.gemm_auto);
     EXPECT_EQ(o.chosen.accumulate, 2);
     EXPECT_OK(parse("--precision fp16", &o, &e), &e);
-    EXPECT(o.chosen.gemm == GEMM_F16_EMULATED && o.chosen.dynamic_scale);
+    EXPECT(o.chosen.gemm == GEMM_F16_EMULATED && o.chosen.loss_scale == 0);
     EXPECT_OK(parse("--precision fp16 --loss-scale 256", &o, &e), &e);
-    EXPECT(!o.chosen.dynamic_scale && o.chosen.static_scale == 256);
+    EXPECT(o.chosen.loss_scale == 256);
     EXPECT_OK(parse("--grad-precision fp16 --loss-scale static", &o, &e), &e);
-    EXPECT(o.chosen.gemm == GEMM_FULL && o.chosen.static_scale == 1024);
+    EXPECT(o.chosen.gemm == GEMM_FULL && o.chosen.loss_scale == 1024);
 }
 
 /* -- Micro-batches --------------------------------------------------------------------------- */
