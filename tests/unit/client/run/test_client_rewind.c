@@ -263,6 +263,9 @@ TEST(a_keeper_that_is_stopped_holds_up_nobody_whose_snapshots_go)
     EXPECT_SOON((train_steps(m, 1), list(m, rows) == 3));
     for (int i = 0; i < 2; i++) /* ledger, state, spare, and one more than there are */
         EXPECT_SOON(fixture_ask(&daemons, KEEPER_COUNT, i, "") == 7);
+    /* None is being made: what goes is known then. */
+    EXPECT_SOON(
+        (train_steps(m, 1), sleep_ms(20), list(m, rows) == 3 && rows[2].step == shd_step(m)));
     fixture_stop_keeper(&daemons);
     EXPECT_OK(shd_snapshot_every(m, 0, 1, &e), &e);
     train_steps(m, 2);
