@@ -128,7 +128,7 @@ class Cuda:
             return
         self._stream.wait_stream(stream)
         for grad in grads:
-            if grad is not None:
+            if grad is not None and grad.is_cuda:  # buffers' values are the host's
                 grad.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
             yield

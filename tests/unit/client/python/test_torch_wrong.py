@@ -208,6 +208,10 @@ class Moves(Case):
         mixed.layers[1].bfloat16()
         self.refuses(self.shard, module=mixed, kind=libshd.NotSupported, says='must have one type')
         self.refuses(self.shard, module=Two().double(), kind=libshd.NotSupported, says='float64.*cast')
+        self.refuses(self.shard, device='gpu0', kind=libshd.InvalidArgument, says="device='gpu0': must be 'cpu', 'cuda'")
+        self.refuses(self.shard, device='mps', kind=libshd.NotSupported, says='host memory and of CUDA')
+        if not torch.cuda.is_available():
+            self.refuses(self.shard, device='cuda', kind=libshd.NotSupported, says='PyTorch has no CUDA here')
         self.refuses(self.shard, lambda p: torch.optim.AdamW(list(p)[:2]), says='in no group.*freeze')
         self.refuses(sd.shard, two, torch.optim.AdamW(Two().parameters()), says="not the module's")
         self.refuses(self.shard, lambda p: torch.optim.AdamW(p, amsgrad=True), kind=libshd.NotSupported,
