@@ -13,6 +13,7 @@ const char *kind_spec(const struct kind *k)
 }
 
 long compute_ms;
+_Atomic uint32_t adopt_steps;
 
 struct pt_run run_of(const struct kind *k)
 {
@@ -31,6 +32,7 @@ int train_step(shd_model *m, struct pt_run *run, struct past *past, struct shd_e
     const int r = pt_step(m, run, toy_all_micros, TOY_MICROS, &result, e);
     run->update.blob = NULL;
     run->update.blob_bytes = 0;
+    adopt_steps++;
     if (r == SHD_OK && result.step < STEPS) {
         past->result[result.step] = result;
         past->known[result.step] = true;

@@ -10,22 +10,36 @@
 /* -- Killed at random ---------------------------------------------------------------------------
  */
 
+#define KILL_WITHIN_MS 20u /* of the last kill; one in three: ten times as long */
+#define KILLS_IN_VAIN  25u /* without a finished step: leave them twice the time */
+
 struct killer { /* has the keeper to itself while it runs */
     uint64_t seed;
     int daemons;
     _Atomic bool done;
 };
 
-/* Some are killed before they serve. */
+/* Some are killed before they serve. A machine may take longer to start one than any fixed time: with
+ * no step finished the kills come further apart, until there is one. */
 static void *kill_at_random(void *arg)
 {
     struct killer *k = arg;
+    uint64_t within_ms = KILL_WITHIN_MS;
+    uint32_t vain = 0, steps = atomic_load(&adopt_steps);
     while (!atomic_load(&k->done)) {
-        const long most_ns = test_random(&k->seed) % 3 == 0 ? 200000000 : 20000000;
-        nanosleep(
-            &(struct timespec){ .tv_nsec = (long)(test_random(&k->seed) % (uint64_t)most_ns) },
-            NULL);
+        const uint64_t most_ms = within_ms * (test_random(&k->seed) % 3 == 0 ? 10 : 1);
+        const uint64_t us = test_random(&k->seed) % (most_ms * 1000);
+        nanosleep(&(struct timespec){ .tv_sec = (time_t)(us / 1000000),
+                                      .tv_nsec = (long)(us % 1000000 * 1000) },
+                  NULL);
         fixture_ask(&daemons, KEEPER_KILL, (int)(test_random(&k->seed) % (uint64_t)k->daemons), "");
+        const uint32_t now = atomic_load(&adopt_steps);
+        vain = now == steps ? vain + 1 : 0;
+        if (vain == KILLS_IN_VAIN) {
+            within_ms *= 2;
+            vain = 0;
+        }
+        steps = now;
     }
     return NULL;
 }
