@@ -34,7 +34,7 @@ struct past { /* what each step came to */
     char hex[65];
 };
 
-extern long compute_ms; /* of each forward and backward */
+extern long compute_ms;              /* of each forward and backward */
 extern _Atomic uint32_t adopt_steps; /* that train_step() has finished so far */
 
 struct pt_run run_of(const struct kind *k);

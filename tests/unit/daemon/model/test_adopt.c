@@ -19,8 +19,8 @@ struct killer { /* has the keeper to itself while it runs */
     _Atomic bool done;
 };
 
-/* Some are killed before they serve. A machine may take longer to start one than any fixed time: with
- * no step finished the kills come further apart, until there is one. */
+/* Some are killed before they serve. A machine may take longer to start one than any fixed time:
+ * with no step finished the kills come further apart, until there is one. */
 static void *kill_at_random(void *arg)
 {
     struct killer *k = arg;
