@@ -116,8 +116,7 @@ KERN_FN void accumulate_kept(const struct kern_accumulate *a, struct cpu_range r
     const struct kern_accumulate here = *a; /* so that no store can change a pointer */
     const uint64_t end = r.first + r.count;
     for (uint64_t i = r.first; i < end;) {
-        struct lanes l;
-        memset(&l, 0, sizeof l);
+        struct lanes l = { 0 }; /* in registers: its address is taken once it is whole */
         for (const uint64_t stop = i - i % SHD_BLOCK_ELEMS + SHD_BLOCK_ELEMS; i < stop;) {
             vec old[TRAIL_GROUP_ELEMS / VEC_LANES]; /* in registers: loaded once */
             for (unsigned j = 0; j < ARRAY_SIZE(old); j++) {
@@ -130,8 +129,10 @@ KERN_FN void accumulate_kept(const struct kern_accumulate *a, struct cpu_range r
             i += TRAIL_GROUP_ELEMS;
             trail_mark(rec, i, 0);
         }
-        if (how.sum)
-            block_add(part, &l);
+        if (how.sum) {
+            const struct lanes whole = l;
+            block_add(part, &whole);
+        }
     }
 }
 
