@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""examples/kubernetes: its objects have Kubernetes' schema, and their containers, started by the words that are there as two
+nodes would start them, train through kills to the digest of a training in one process.
+
+A node is a network and a mount namespace. What a kubelet does for these files is done here: volumes, a secret's files,
+users, capabilities, host names, environments. Not a kubelet's part, and not tried: scheduling, probes' consequences,
+images. Skipped (77) where packages cannot be installed, without root, or without namespaces.
+
+  test_kubernetes.py BIN_DIR SOURCE_DIR VENV_DIR
+"""
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+PACKAGE = 'kubernetes-validate==1.37.0'
+LIMIT_S = 120 * int(os.environ.get('SHD_TEST_PACE', '1'))
+MODEL = ('--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-every 0 '
+         '--log-every 1 --steps 150').split()
+SKIPPED = 77
+
+
+def skip(why):
+    print(f'skipped: {why}')
+    sys.exit(SKIPPED)
+
+
+def into_venv(venv):
+    """Presets' tests run beside each other: one of them makes it, the others wait."""
+    python = os.path.join(venv, 'bin', 'python')
+    if sys.prefix == os.path.realpath(venv):
+        return
+    with open(venv + '.lock', 'w', encoding='ascii') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if subprocess.run([python, '-c', 'import kubernetes_validate, yaml'], stderr=subprocess.DEVNULL, check=False).returncode \
+                if os.path.exists(python) else True:
+            shutil.rmtree(venv, ignore_errors=True)
+            if subprocess.run([sys.executable, '-m', 'venv', venv], stdout=subprocess.DEVNULL, check=False).returncode:
+                skip('no python3-venv')
+            if subprocess.run([python, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', PACKAGE], check=False).returncode:
+                skip(f'{PACKAGE} cannot be installed here')
+    os.execv(python, [python, *sys.argv])
+
+
+def soon(what, is_so):
+    end = time.monotonic() + LIMIT_S
+    while not is_so():
+        if time.monotonic() > end:
+            raise SystemExit(f'  FAILED: {what}: not within {LIMIT_S} s')
+        time.sleep(0.05)
+
+
+class Cluster:
+    def __init__(self, bin_dir, work):
+        self.bin, self.work, self.started = bin_dir, work, []
+        self.nodes = [f'shdK{i}-{os.getpid()}' for i in (0, 1)]
+        os.mkdir(f'{work}/bin')
+        for program in ('shardctl', 'shardd', 'shd-gpt'):
+            shutil.copy(f'{bin_dir}/{program}', f'{work}/bin/{program}')
+        shutil.copy(f'{bin_dir}/../lib/libshd.so.0', f'{work}/bin/libshd.so.0')
+        with open(f'{work}/hosts', 'w', encoding='ascii') as file:  # what the headless service's names are to DNS
+            file.write('127.0.0.1 localhost\n10.79.0.1 shardd-0.shardd\n10.79.0.2 shardd-1.shardd\n')
+        for i in (0, 1):
+            os.mkdir(f'{work}/node{i}')
+
+    def wire(self):
+        ends = [f'shdk{i}-{os.getpid()}' for i in (0, 1)]
+        for node in self.nodes:
+            if subprocess.run(['ip', 'netns', 'add', node], stderr=subprocess.DEVNULL, check=False).returncode:
+                skip('no network namespace can be made here')
+        subprocess.run(['ip', 'link', 'add', ends[0], 'netns', self.nodes[0], 'type', 'veth', 'peer', 'name', ends[1],
+                        'netns', self.nodes[1]], check=True)
+        for i, node in enumerate(self.nodes):
+            for command in ('link set lo up', f'addr add 10.79.0.{i + 1}/24 dev {ends[i]}', f'link set {ends[i]} up'):
+                subprocess.run(['ip', '-n', node, *command.split()], check=True)
+
+    def source(self, node, pod, volume):
+        """Where a volume's files are on the node, which makes them as a kubelet does."""
+        if 'hostPath' in volume:
+            path, kind = f'{self.work}/node{node}{volume["hostPath"]["path"]}', volume['hostPath']['type']
+            if kind == 'DirectoryOrCreate':
+                os.makedirs(path, mode=0o755, exist_ok=True)
+            elif not os.path.isdir(path):
+                raise SystemExit(f'  FAILED: {pod}: no {path}, and its type is {kind}')
+            return path
+        path = f'{self.work}/node{node}/{pod}-{volume["name"]}'
+        if not os.path.exists(path):
+            os.mkdir(path)
+            if 'emptyDir' in volume:
+                os.chmod(path, 0o777)
+            else:  # a secret: links to files of root's
+                os.mkdir(f'{path}/..data', mode=0o755)
+                for name in os.listdir(f'{self.work}/keys'):
+                    shutil.copy(f'{self.work}/keys/{name}', f'{path}/..data/{name}')
+                    os.chmod(f'{path}/..data/{name}', volume['secret']['defaultMode'])
+                    os.symlink(f'..data/{name}', f'{path}/{name}')
+        return path
+
+    def start(self, node, pod, spec, container, fields, more=()):
+        """A container's process, as in a pod of that name; its output is in work/POD.CONTAINER."""
+        environment = {'PATH': f'{self.work}/bin:/usr/bin:/bin', 'LD_LIBRARY_PATH': f'{self.work}/bin'}
+        for variable in container.get('env', ()):
+            value = variable.get('value')
+            environment[variable['name']] = value if value is not None else fields[variable['valueFrom']['fieldRef']['fieldPath']]
+        words = [re.sub(r'\$\((\w+)\)', lambda m: environment[m[1]], word)
+                 for word in [*container['command'], *container.get('args', ()), *more]]
+        sources = {volume['name']: self.source(node, pod, volume) for volume in spec['volumes']}
+        mounts = ''.join(f'mkdir -p {m["mountPath"]} && mount --bind {sources[m["name"]]} {m["mountPath"]} && '
+                         + (f'mount -o remount,bind,ro {m["mountPath"]} && ' if m.get('readOnly') else '')
+                         for m in container['volumeMounts'])
+        context = {**spec.get('securityContext', {}), **container['securityContext']}
+        user, group = context['runAsUser'], context.get('runAsGroup', 0)
+        kept = context['capabilities'].get('add', [])
+        capabilities = ','.join(['-all', *('+' + name.lower() for name in kept)])
+        assert context['capabilities']['drop'] == ['ALL'] and context['allowPrivilegeEscalation'] is False
+        command = ['ip', 'netns', 'exec', self.nodes[node], 'unshare', '--mount', '--uts', '--pid', '--fork', '--kill-child', '--mount-proc',
+                   'sh', '-ec',
+                   f'hostname {pod} && mount -t tmpfs tmpfs /run && {mounts} mount --bind {self.work}/hosts /etc/hosts && '
+                   f'exec setpriv --reuid {user} --regid {group} --clear-groups --bounding-set={capabilities} '
+                   f'--inh-caps={capabilities} --no-new-privs -- "$@"', 'sh', *words]
+        with open(f'{self.work}/{pod}.{container["name"]}', 'ab') as out:
+            process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        self.started.append(process)
+        return process
+
+    def start_pod(self, i, spec):
+        fields = {'metadata.name': f'shardd-{i}'}
+        if self.start(i, f'shardd-{i}', spec, spec['initContainers'][0], fields).wait():
+            raise SystemExit(f'  FAILED: shardd-{i}: {self.text(f"shardd-{i}.prepare")}')
+        pod = self.start(i, f'shardd-{i}', spec, spec['containers'][0], fields)
+        soon(f'shardd-{i}', lambda: 'export SHARDD_ADDRESS' in self.text(f'shardd-{i}.daemons'))
+        return pod
+
+    def text(self, name):
+        try:
+            with open(f'{self.work}/{name}', encoding='utf-8', errors='replace') as file:
+                return file.read()
+        except FileNotFoundError:
+            return ''
+
+    def inner(self, process):
+        """The container's own process: the one below unshare."""
+        def child(pid):
+            with open(f'/proc/{pid}/task/{pid}/children', encoding='ascii') as file:
+                return file.read().split()
+        return int(child(process.pid)[0])
+
+    def close(self):
+        for process in self.started:  # with --kill-child, so what is in it ends, too
+            process.kill()
+            process.wait()
+        for node in self.nodes:
+            subprocess.run(['ip', 'netns', 'del', node], stderr=subprocess.DEVNULL, check=False)
+
+
+def load(source):
+    import kubernetes_validate  # pylint: disable=import-outside-toplevel
+    import yaml  # pylint: disable=import-outside-toplevel
+    objects = {}
+    for name in ('shardd.yaml', 'workers.yaml'):
+        with open(f'{source}/examples/kubernetes/{name}', encoding='utf-8') as file:
+            for one in yaml.safe_load_all(file):
+                kubernetes_validate.validate(one, '1.37', strict=True)
+                objects[one['kind']] = one
+    wrong = {**objects['Job'], 'spec': {**objects['Job']['spec'], 'completionmode': 'Indexed'}}
+    try:
+        kubernetes_validate.validate(wrong, '1.37', strict=True)
+    except kubernetes_validate.ValidationError:
+        print(f'  {len(objects)} objects have the schema of Kubernetes 1.37')
+        return objects
+    raise SystemExit('  FAILED: a misspelt field has the schema, too')
+
+
+def check(objects, cluster):
+    state, job = objects['StatefulSet'], objects['Job']
+    daemons, workers = state['spec']['template']['spec'], job['spec']['template']['spec']
+    labels = state['spec']['template']['metadata']['labels']
+    for selector in (objects['Service']['spec']['selector'], objects['PodDisruptionBudget']['spec']['selector']['matchLabels'],
+                     state['spec']['selector']['matchLabels']):
+        assert selector == labels, selector
+    assert job['spec']['completions'] == state['spec']['replicas'] == 2
+    assert workers['containers'][0]['env'][-1] == {'name': 'WORLD_SIZE', 'value': '2'}
+    with open(f'{SOURCE}/examples/kubernetes/shardd.yaml', encoding='utf-8') as file:  # the command that its head tells of
+        words = re.search(r'# +(shardctl keys new .*)', file.read())[1].split()
+    os.mkdir(f'{cluster.work}/keys', mode=0o700)
+    subprocess.run([f'{cluster.bin}/{words[0]}', *words[1:]], cwd=cluster.work, check=True)
+    return daemons, workers
+
+
+def run(objects, cluster):
+    daemons, workers = check(objects, cluster)
+    want = subprocess.run([f'{cluster.bin}/shd-gpt', '--standalone', *MODEL], check=True, capture_output=True,
+                          text=True).stdout.strip().splitlines()[-1]
+    print(f'in one process: {want}')
+    pods = []
+    for i in (0, 1):
+        pods.append(cluster.start_pod(i, daemons))
+    keys = os.listdir(f'{cluster.work}/node0/shardd-0-keys')
+    assert sorted(keys) == ['cluster.json', 'shardd-0.key'], keys
+    probe = daemons['containers'][0]
+    probe = {**probe, 'name': 'probe', 'command': probe['readinessProbe']['exec']['command']}
+    if cluster.start(0, 'shardd-0', daemons, probe, {'metadata.name': 'shardd-0'}).wait():
+        raise SystemExit(f'  FAILED: not ready: {cluster.text("shardd-0.probe")}')
+
+    def work(i):
+        fields = {"metadata.annotations['batch.kubernetes.io/job-completion-index']": str(i)}
+        return cluster.start(i, f'shd-gpt-{i}', workers, workers['containers'][0], fields, [*MODEL, '--slow', '8'])
+
+    def step():
+        steps = re.findall(r'^step (\d+)/', cluster.text('shd-gpt-0.worker') + cluster.text('shd-gpt-1.worker'), re.M)
+        return max(map(int, steps), default=0)
+
+    def go_on(steps):
+        end = step() + steps
+        soon(f'step {end}', lambda: step() >= end)
+
+    jobs = [work(0), work(1)]
+    go_on(3)
+    os.kill(cluster.inner(jobs[1]), signal.SIGKILL)
+    soon('the end of a worker', lambda: jobs[1].poll() is not None)
+    go_on(3)  # by the other one
+    jobs[1] = work(1)
+    go_on(3)
+    for i, name in ((0, 'cpu0'), (1, 'cpu1')):  # by what it has open: in its namespace it has another number
+        holder = subprocess.run(['fuser', f'{cluster.work}/node{i}/run/shardd/{name}.lock'], capture_output=True, text=True, check=True)
+        os.kill(int(holder.stdout.split()[0]), signal.SIGKILL)
+        soon(f'another {name}', lambda i=i: 'started again' in cluster.text(f'shardd-{i}.daemons'))
+        go_on(3)
+    for job in jobs:
+        soon('the end of the workers', lambda job=job: job.poll() is not None)
+        assert job.returncode == 0, job.returncode
+    got = set(re.findall('^digest .*', cluster.text('shd-gpt-0.worker') + cluster.text('shd-gpt-1.worker'), re.M))
+    if got != {want}:
+        raise SystemExit(f'  FAILED: wanted {want}, got {got}')
+    print('  a worker and both daemons killed: same digest')
+    for i, pod in enumerate(pods):
+        os.kill(cluster.inner(pod), signal.SIGTERM)
+        soon(f'the end of shardd-{i}', lambda pod=pod: pod.poll() is not None)
+        left = [name for name in os.listdir(f'{cluster.work}/node{i}/run/shardd') if name != 'keeper' and not name.endswith('.lock')]
+        assert pod.returncode == 0 and not left, (pod.returncode, left)
+    os.remove(f'{cluster.work}/shardd-0.daemons')
+    cluster.start_pod(0, daemons)
+    print('  SIGTERM ends them, and another pod finds the node fit for it')
+
+
+def main():
+    bin_dir, venv = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[3])
+    into_venv(venv)
+    objects = load(SOURCE)
+    if os.geteuid() != 0:
+        skip('not root')
+    work = tempfile.mkdtemp(prefix='shd-k8s.', dir='/tmp')  # short: sockets
+    os.chmod(work, 0o755)
+    cluster = Cluster(bin_dir, work)
+    try:
+        cluster.wire()
+        run(objects, cluster)
+    except BaseException:
+        for name in sorted(os.listdir(work)):
+            if os.path.isfile(f'{work}/{name}'):
+                print(f'--- {name}\n' + '\n'.join(cluster.text(name).splitlines()[-5:]))
+        raise
+    finally:
+        cluster.close()
+        shutil.rmtree(work)
+
+
+SOURCE = os.path.abspath(sys.argv[2]) if len(sys.argv) == 4 else sys.exit(__doc__)
+if __name__ == '__main__':
+    main()
