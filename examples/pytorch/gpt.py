@@ -3,6 +3,7 @@
 
     shardctl run --daemons 2 --workers 2 -- python3 gpt.py          # and kill whatever you like
     eval "$(shardctl up --daemons 2)" && python3 gpt.py             # the state stays; run it again and it goes on
+    torchrun --nproc-per-node 2 --max-restarts 9 gpt.py             # beside daemons that are there
 """
 import argparse
 import glob
@@ -64,12 +65,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (('layers', 4), ('dim', 128), ('heads', 4), ('seq', 128), ('batch', 8), ('steps', 100)):
         parser.add_argument(f'--{name}', type=int, default=default)
+    parser.add_argument('--name', help='of the model, which the daemons keep (Gpt)')
     parser.add_argument('--text', nargs='*', default=glob.glob('/usr/share/games/fortunes/*[!t]'))
     o = parser.parse_args()
     torch.manual_seed(1)
     model, data = Gpt(o), Text(o.text, o.seq)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
-    model, optimizer = sd.shard(model, optimizer)  # shardd
+    model, optimizer = sd.shard(model, optimizer, name=o.name)  # shardd
     begun = sd.step_of(model)  # shardd: 0, or where whoever was killed has been
     loader = torch.utils.data.DataLoader(data, batch_sampler=sd.Sampler(model, data, o.batch))  # shardd: whose is what
     for step, (tokens, targets) in zip(range(begun, o.steps), loader):

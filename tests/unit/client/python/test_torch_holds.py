@@ -3,8 +3,10 @@
 and go, Ctrl-C, BatchNorm's statistics over workers, thousands of tensors and of steps."""
 import ctypes
 import os
+import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -621,6 +623,50 @@ class Kills(unittest.TestCase):
                 kill_daemon()
         self.kill('kill-daemon', fault)
         self.kill('kill-experts', fault, build=Moe)
+
+
+class Torchrun(unittest.TestCase):
+    """Workers of torchrun: when one is killed it ends the others, too, and starts all of them again."""
+
+    def train(self, name, kill_at=None):
+        """The digests that both ranks of examples/pytorch/gpt.py print, and all that it printed."""
+        text, out = os.path.join(DAEMONS.directory, 'text'), os.path.join(DAEMONS.directory, name)
+        with open(text, 'w', encoding='ascii') as file:
+            file.writelines(f'{i * i} is the square of {i}\n' for i in range(2000))
+        command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', '--max-restarts', '3',
+                   os.path.join(torch_run.ROOT, 'examples', 'pytorch', 'gpt.py'), '--layers', '1', '--dim', '32', '--heads', '2',
+                   '--seq', '32', '--batch', '2', '--steps', '60', '--text', text, '--name', name]
+        with open(out, 'w', encoding='utf-8') as file:
+            # Without the first: PyTorch 2.15 finds the dead workers' addresses in its store.
+            launcher = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT,
+                                        env={**os.environ, 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'})
+        try:
+            end = time.monotonic() + torch_run.LIMIT_S
+            while launcher.poll() is None:
+                with open(out, encoding='utf-8') as file:
+                    said = file.read()
+                if kill_at is not None and f'step {kill_at} ' in said:
+                    kill_at = None
+                    with open(f'/proc/{launcher.pid}/task/{launcher.pid}/children', encoding='ascii') as file:
+                        os.kill(int(file.read().split()[-1]), signal.SIGKILL)
+                self.assertLess(time.monotonic(), end, said)
+                time.sleep(0.01)
+        finally:
+            launcher.kill()
+            launcher.wait()
+        with open(out, encoding='utf-8') as file:
+            said = file.read()
+        self.assertEqual(launcher.returncode, 0, said)
+        self.assertIsNone(kill_at)
+        return re.findall('^digest .*', said, re.M), said
+
+    def test_it_goes_on_where_it_was(self):
+        whole, said = self.train('run-whole')
+        self.assertEqual([len(whole), len(set(whole))], [2, 1], said)
+        harmed, said = self.train('run-killed', kill_at=20)
+        self.assertEqual(harmed, whole, said)
+        self.assertRegex(said, 'exitcode *: -9|Signal 9|SIGKILL')
+        self.assertEqual(said.count('step 10 '), 2, said)  # of each rank once: nothing was done again
 
 
 class Interrupts(unittest.TestCase):
