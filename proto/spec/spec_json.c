@@ -589,7 +589,7 @@ int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct sh
     if (bytes > SPEC_JSON_BYTES_MAX)
         return err_set(e, SHD_ERANGE, "spec has %zu bytes, the limit is %zu", bytes,
                        SPEC_JSON_BYTES_MAX);
-    int r = text_read(json, bytes, &doc, e);
+    int r = text_read("spec", json, bytes, &doc, e);
     if (r != SHD_OK)
         return r;
     const struct node root = { .json = doc.values };

@@ -366,7 +366,7 @@ static bool read_all(struct reader *r)
  */
 
 /* What jansson says of it. SHD_OK: nothing. */
-static int explain(const char *json, size_t bytes, struct shd_err *e)
+static int explain(const char *what, const char *json, size_t bytes, struct shd_err *e)
 {
     json_error_t why;
     json_t *root = json_loadb(json, bytes, JSON_REJECT_DUPLICATES, &why);
@@ -376,18 +376,20 @@ static int explain(const char *json, size_t bytes, struct shd_err *e)
     }
     switch (json_error_code(&why)) {
     case json_error_out_of_memory:
-        return err_set(e, SHD_ENOMEM, "out of memory while reading the spec");
+        return err_set(e, SHD_ENOMEM, "out of memory while reading the %s", what);
     case json_error_numeric_overflow:
         return err_set(e, SHD_ERANGE,
-                       "spec line %d column %d: %.100s: integers (seeds too) end at 2^63-1, reals "
+                       "%s line %d column %d: %.100s: integers (seeds too) end at 2^63-1, reals "
                        "must be finite",
-                       why.line, why.column, why.text);
+                       what, why.line, why.column, why.text);
     default:
-        return err_set(e, SHD_EINVAL, "spec line %d column %d: %s", why.line, why.column, why.text);
+        return err_set(e, SHD_EINVAL, "%s line %d column %d: %s", what, why.line, why.column,
+                       why.text);
     }
 }
 
-int text_read(const char *json, size_t bytes, struct text_doc *ret_doc, struct shd_err *e)
+int text_read(const char *what, const char *json, size_t bytes, struct text_doc *ret_doc,
+              struct shd_err *e)
 {
     struct reader r = { 0 };
     int status = text_check_amount(json, bytes, &r.room, e);
@@ -397,7 +399,7 @@ int text_read(const char *json, size_t bytes, struct text_doc *ret_doc, struct s
                             .text = sys_malloc(bytes + 1) };
     if (doc.values == NULL || doc.text == NULL) {
         text_free(&doc);
-        return err_set(e, SHD_ENOMEM, "out of memory while reading the spec");
+        return err_set(e, SHD_ENOMEM, "out of memory while reading the %s", what);
     }
     memcpy(doc.text, json, bytes);
     doc.text[bytes] = '\0';
@@ -405,9 +407,9 @@ int text_read(const char *json, size_t bytes, struct text_doc *ret_doc, struct s
     r.values = doc.values;
     const bool read = read_all(&r) && r.p == doc.text + bytes;
     if (!read || r.foreign) /* whether it is UTF-8 */
-        status = explain(json, bytes, e);
+        status = explain(what, json, bytes, e);
     if (status == SHD_OK && !read) /* it overlooks a NUL behind a number */
-        status = err_set(e, SHD_EINVAL, "spec byte %zu: no JSON", (size_t)(r.p - doc.text));
+        status = err_set(e, SHD_EINVAL, "%s byte %zu: no JSON", what, (size_t)(r.p - doc.text));
     if (status == SHD_OK)
         *ret_doc = doc;
     else

@@ -42,8 +42,10 @@ struct text_doc {
  * more than so many values. SHD_ERANGE names both numbers. */
 int text_check_amount(const char *json, size_t bytes, uint64_t *ret_values, struct shd_err *e);
 
-/* Read json[bytes] (NUL not needed). Errors: SHD_EINVAL, SHD_ERANGE, SHD_ENOMEM. */
-int text_read(const char *json, size_t bytes, struct text_doc *ret_doc, struct shd_err *e);
+/* Read json[bytes] (NUL not needed). what: errors name it so, as "spec". Errors: SHD_EINVAL,
+ * SHD_ERANGE, SHD_ENOMEM. */
+int text_read(const char *what, const char *json, size_t bytes, struct text_doc *ret_doc,
+              struct shd_err *e);
 void text_free(struct text_doc *doc); /* one of zeros is a no-op */
 
 /* The value of a key, of an object; NULL: it has none. */

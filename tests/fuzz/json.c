@@ -217,7 +217,7 @@ static void check_well_formed(const char *json, size_t bytes)
 {
     struct shd_err e = { 0 };
     struct text_doc doc;
-    const int r = text_read(json, bytes, &doc, &e);
+    const int r = text_read("spec", json, bytes, &doc, &e);
     if (r != SHD_OK && strncmp(e.text, "JSON has", 8) == 0) /* more than is looked at */
         return;
     json_t *root = json_loadb(json, bytes, JSON_REJECT_DUPLICATES, NULL);

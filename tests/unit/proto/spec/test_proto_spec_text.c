@@ -69,7 +69,7 @@ static bool expect_as_jansson(const char *json, size_t bytes)
     struct text_doc doc;
     struct shd_err e = { 0 };
     json_t *root = json_loadb(json, bytes, JSON_REJECT_DUPLICATES, NULL);
-    const int r = text_read(json, bytes, &doc, &e);
+    const int r = text_read("spec", json, bytes, &doc, &e);
     if ((root != NULL) != (r == SHD_OK) || (r == SHD_OK && !same(root, doc.values)) ||
         (r != SHD_OK && strncmp(e.text, "spec line ", 10) != 0))
         FAIL("jansson %s it, here: %s %s: %.*s", root != NULL ? "takes" : "refuses", status_name(r),
@@ -164,7 +164,8 @@ TEST(what_jansson_refuses_is_refused)
     EXPECT(!expect_as_jansson("[]\0", 3) && !expect_as_jansson("[\0]", 3));
     struct text_doc doc;
     struct shd_err e;
-    EXPECT_STATUS(text_read("[1\0]", 4, &doc, &e), SHD_EINVAL); /* jansson overlooks it there */
+    EXPECT_STATUS(text_read("spec", "[1\0]", 4, &doc, &e),
+                  SHD_EINVAL); /* jansson overlooks it there */
     EXPECT_STR(e.text, "spec byte 2: no JSON");
 }
 
