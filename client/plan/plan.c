@@ -274,7 +274,12 @@ static int check_policy(const struct plan_policy *p, struct shd_err *e)
         return err_set(e, SHD_ENOTSUP,
                        "strategy hybrid needs replica groups (owners that hold the same slice on "
                        "several hosts), which this version does not have: take zero3 or zero2");
-    if ((unsigned)p->strategy > PLAN_HYBRID)
+    if (p->strategy == PLAN_OWN)
+        return err_set(
+            e, SHD_EINVAL,
+            "strategy own is of operations that are given, and here none are: 0 zero3, 1 "
+            "zero2, 2 zero1, 3 ddp");
+    if ((unsigned)p->strategy > PLAN_OWN)
         return err_set(e, SHD_EINVAL, "strategy is %d: 0 zero3, 1 zero2, 2 zero1, 3 ddp",
                        (int)p->strategy);
     if ((unsigned)p->backward_prefetch > PLAN_PREFETCH_NONE)
@@ -500,7 +505,7 @@ void plan_free(struct plan *plan)
 
 static const char *const op_names[] = { "FETCH",  "WAIT", "FORWARD", "BACKWARD",
                                         "RETURN", "FREE", "PREPARE", "COMMIT" };
-static const char *const strategy_names[] = { "zero3", "zero2", "zero1", "ddp", "hybrid" };
+static const char *const strategy_names[] = { "zero3", "zero2", "zero1", "ddp", "hybrid", "own" };
 static const char *const prefetch_names[] = { "pre", "post", "none" };
 
 static int find(const char *name, const char *const *names, size_t count)
@@ -524,6 +529,11 @@ const char *plan_strategy_name(enum plan_strategy strategy)
 const char *plan_prefetch_name(enum plan_backward_prefetch prefetch)
 {
     return (unsigned)prefetch < ARRAY_SIZE(prefetch_names) ? prefetch_names[prefetch] : "?";
+}
+
+int plan_op_parse(const char *name)
+{
+    return find(name, op_names, ARRAY_SIZE(op_names));
 }
 
 int plan_strategy_parse(const char *name)

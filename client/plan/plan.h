@@ -41,8 +41,10 @@ struct plan_op {
     uint32_t micro; /* ordinal among this worker's micro-batches of the step, 0.. */
 };
 
-/* Same numbers as enum shd_strategy and enum shd_backward_prefetch in client/shd.h. */
-enum plan_strategy { PLAN_ZERO3, PLAN_ZERO2, PLAN_ZERO1, PLAN_DDP, PLAN_HYBRID };
+/* Same numbers as enum shd_strategy and enum shd_backward_prefetch in client/shd.h. Nothing is
+ * built for PLAN_OWN: it is of operations that somebody gives (plan_own.h), which keep no
+ * strategy's rules, but those of every plan. */
+enum plan_strategy { PLAN_ZERO3, PLAN_ZERO2, PLAN_ZERO1, PLAN_DDP, PLAN_HYBRID, PLAN_OWN };
 enum plan_backward_prefetch { PLAN_PREFETCH_PRE, PLAN_PREFETCH_POST, PLAN_PREFETCH_NONE };
 
 struct plan_policy {
@@ -100,7 +102,8 @@ const char *plan_op_name(enum plan_op_kind kind);
 const char *plan_strategy_name(enum plan_strategy strategy); /* "zero3" ... */
 const char *plan_prefetch_name(enum plan_backward_prefetch prefetch);
 
-/* The strategy / prefetch called name; -1 when there is none. */
+/* The operation / strategy / prefetch called name; -1 when there is none. */
+int plan_op_parse(const char *name);
 int plan_strategy_parse(const char *name);
 int plan_prefetch_parse(const char *name);
 

@@ -4,6 +4,8 @@
 #include "client/plan/plan_check.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +20,7 @@ struct watch { /* of one unit */
     bool grad;     /* its gradient is in the worker */
     bool returned; /* in this group of micro-batches */
     bool in_trace;
+    uint32_t fetched_at, waited_at, returned_at; /* operations: the last ones */
     uint32_t reads;               /* computes that read it in one sweep: its own and its users' */
     uint32_t forwards, backwards; /* of those, in this micro-batch so far */
     uint64_t param_bytes, grad_bytes, return_bytes;
@@ -40,7 +43,26 @@ struct checker {
     uint32_t to_return; /* gradients that each group of micro-batches owes */
     uint32_t returned;  /* of them */
     bool prepared, committed;
+    uint32_t at;   /* the operation that is looked at */
+    char why[220]; /* it cannot come now */
 };
+
+static const char *refuse(struct checker *c, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static const char *refuse(struct checker *c, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(c->why, sizeof c->why, fmt, args);
+    va_end(args);
+    return c->why;
+}
+
+static const char *name_of(const struct checker *c, uint32_t unit)
+{
+    return c->spec->units[unit].name;
+}
 
 /* -- The account ------------------------------------------------------------------------------- */
 
@@ -93,23 +115,67 @@ static void micro_begin(struct checker *c, uint32_t micro)
     }
 }
 
+/* -- What is missing --------------------------------------------------------------------------- */
+
+/* The first thing that micro-batch c->micro still lacks. There is one. */
+static const char *missing(struct checker *c)
+{
+    const bool forward = c->forwards < c->count;
+    if (forward || c->backwards < c->count) {
+        const uint32_t unit = unit_at(c, forward ? c->forwards : c->count - 1 - c->backwards);
+        return refuse(c, "%s of unit %" PRIu32 " '%.40s' is missing, in micro-batch %" PRIu32,
+                      plan_op_name(forward ? PLAN_FORWARD : PLAN_BACKWARD), unit, name_of(c, unit),
+                      c->micro);
+    }
+    for (uint32_t u = 0; u < c->spec->unit_count; u++)
+        if (c->units[u].reads > 0 && !c->spec->units[u].frozen && !c->units[u].returned)
+            return refuse(c,
+                          "RETURN of unit %" PRIu32 " '%.40s' is missing, in micro-batch %" PRIu32,
+                          u, name_of(c, u), c->micro);
+    CHECK(false); /* else micro_done() */
+    return NULL;
+}
+
+static const char *held_still(struct checker *c)
+{
+    uint32_t u = 0;
+    while (!c->units[u].held)
+        u++;
+    return refuse(c,
+                  "comes while %" PRIu32 " unit%s held: FREE of unit %" PRIu32
+                  " '%.40s' is missing, which operation %" PRIu32 " fetched",
+                  c->live_units, c->live_units == 1 ? " is" : "s are", u, name_of(c, u),
+                  c->units[u].fetched_at);
+}
+
 /* -- One operation: NULL, or why it cannot come now -------------------------------------------- */
 
 static const char *check_fetch(struct checker *c, uint32_t unit)
 {
+    const struct plan_policy *p = c->policy;
     struct watch *w = &c->units[unit];
     if (w->held)
-        return "is held already";
+        return refuse(c,
+                      "is held already, since operation %" PRIu32
+                      ": must come behind a FREE, or not at all",
+                      w->fetched_at);
     w->held = true;
     w->ready = w->used = false;
+    w->fetched_at = c->at;
     c->live_units++;
     c->live_param_bytes += w->param_bytes;
     c->cost.fetches++;
     c->cost.fetched_bytes += w->param_bytes;
-    if (c->policy->max_live_units > 0 && c->live_units > c->policy->max_live_units)
-        return "exceeds max_live_units";
-    if (c->policy->max_live_bytes > 0 && c->live_param_bytes > c->policy->max_live_bytes)
-        return "exceeds max_live_bytes";
+    if (p->max_live_units > 0 && c->live_units > p->max_live_units)
+        return refuse(c,
+                      "makes it %" PRIu32 " units that are held, max_live_units is %" PRIu32
+                      ": must come behind a FREE",
+                      c->live_units, p->max_live_units);
+    if (p->max_live_bytes > 0 && c->live_param_bytes > p->max_live_bytes)
+        return refuse(c,
+                      "makes it %" PRIu64 " bytes of parameters that are held, max_live_bytes is "
+                      "%" PRIu64 ": must come behind a FREE",
+                      c->live_param_bytes, p->max_live_bytes);
     return NULL;
 }
 
@@ -117,10 +183,12 @@ static const char *check_wait(struct checker *c, uint32_t unit)
 {
     struct watch *w = &c->units[unit];
     if (!w->held)
-        return "was not fetched";
+        return "was not fetched: a FETCH must come before";
     if (w->ready)
-        return "was waited for already";
+        return refuse(c, "was waited for already, by operation %" PRIu32 ": once is enough",
+                      w->waited_at);
     w->ready = true;
+    w->waited_at = c->at;
     return NULL;
 }
 
@@ -130,41 +198,53 @@ static const char *check_free(struct checker *c, uint32_t unit)
 {
     struct watch *w = &c->units[unit];
     if (!w->held)
-        return "is not held";
+        return "is not held: a FETCH must come before";
     if (!w->used)
-        return "was fetched for nothing";
-    if (c->policy->strategy != PLAN_ZERO3 && w->backwards < w->reads)
-        return "must be kept until its last backward";
+        return refuse(c,
+                      "was fetched for nothing, by operation %" PRIu32
+                      ": no FORWARD or BACKWARD has read it since",
+                      w->fetched_at);
+    if ((c->policy->strategy == PLAN_ZERO2 || keeps_all_step(c)) && w->backwards < w->reads)
+        return refuse(c, "must be kept until its last backward: %s does, zero3 and own need not",
+                      plan_strategy_name(c->policy->strategy));
     if (keeps_all_step(c) && (c->micro + 1 < c->plan->micros || !micro_done(c)))
-        return "must be kept until the end of the step";
+        return refuse(c, "must be kept until the end of the step: %s does, zero3 and own need not",
+                      plan_strategy_name(c->policy->strategy));
     w->held = w->ready = false;
     c->live_units--;
     c->live_param_bytes -= w->param_bytes;
     return NULL;
 }
 
-static bool read_unit(struct checker *c, uint32_t unit, bool forward)
+static const char *read_unit(struct checker *c, uint32_t reader, uint32_t unit, bool forward)
 {
     struct watch *w = &c->units[unit];
     w->used = true;
     *(forward ? &w->forwards : &w->backwards) += 1;
-    return w->ready;
+    if (w->ready)
+        return NULL;
+    return refuse(c, "%s unit %" PRIu32 " '%.40s', which is not %s: %sWAIT must come before",
+                  reader == unit ? "reads" : "uses", unit, name_of(c, unit),
+                  w->held ? "waited for" : "held", w->held ? "a " : "FETCH and ");
 }
 
 /* Read the unit that computes and those it uses. */
 static const char *check_reads(struct checker *c, uint32_t unit, bool forward)
 {
     const struct spec_unit *su = &c->spec->units[unit];
-    bool ready = read_unit(c, unit, forward);
-    for (uint32_t i = 0; i < su->uses_count; i++)
-        ready &= read_unit(c, su->uses[i], forward);
-    return ready ? NULL : "or a unit it uses is not readable";
+    const char *why = read_unit(c, unit, unit, forward);
+    for (uint32_t i = 0; i < su->uses_count && why == NULL; i++)
+        why = read_unit(c, unit, su->uses[i], forward);
+    return why;
 }
 
 static const char *check_forward(struct checker *c, uint32_t unit)
 {
-    if (c->forwards == c->count || unit_at(c, c->forwards) != unit)
-        return "is out of order";
+    if (c->forwards == c->count)
+        return "is out of order: all forwards of the micro-batch are through";
+    if (unit_at(c, c->forwards) != unit)
+        return refuse(c, "is out of order: unit %" PRIu32 " '%.40s' is next",
+                      unit_at(c, c->forwards), name_of(c, unit_at(c, c->forwards)));
     c->forwards++;
     return check_reads(c, unit, /* forward= */ true);
 }
@@ -192,11 +272,20 @@ static bool resharded(const struct checker *c)
 static const char *check_backward(struct checker *c, uint32_t unit)
 {
     const struct spec_unit *su = &c->spec->units[unit];
-    if (c->forwards != c->count || c->backwards == c->count ||
-        unit_at(c, c->count - 1 - c->backwards) != unit)
-        return "is out of order";
+    if (c->forwards != c->count)
+        return refuse(c, "is out of order: FORWARD of unit %" PRIu32 " '%.40s' is missing",
+                      unit_at(c, c->forwards), name_of(c, unit_at(c, c->forwards)));
+    if (c->backwards == c->count)
+        return "is out of order: all backwards of the micro-batch are through";
+    const uint32_t next = unit_at(c, c->count - 1 - c->backwards);
+    if (next != unit)
+        return refuse(c, "is out of order: unit %" PRIu32 " '%.40s' is next", next,
+                      name_of(c, next));
     if (c->policy->strategy == PLAN_ZERO3 && c->backwards == 0 && !resharded(c))
-        return "comes while units are held that forward was the last to read";
+        return refuse(c,
+                      "comes while %" PRIu32 " units are held that forward was the last to read: "
+                      "zero3 frees them, own need not",
+                      c->live_units);
     c->backwards++;
     const char *why = check_reads(c, unit, /* forward= */ false);
     begin_grad(c, unit);
@@ -211,14 +300,17 @@ static const char *check_return(struct checker *c, uint32_t unit)
     if (c->spec->units[unit].frozen)
         return "is frozen and has no gradient";
     if (!group_ends(c))
-        return "comes before the last micro-batch of its group";
+        return refuse(c, "comes before the last micro-batch of its group of %" PRIu32,
+                      c->accumulate);
     if (w->returned)
-        return "was returned already";
+        return refuse(c, "was returned already, by operation %" PRIu32 ": once is enough",
+                      w->returned_at);
     if (!w->grad || w->backwards < w->reads)
-        return "has not had the last backward that adds to its gradient";
+        return "has not had the last backward that adds to its gradient: must come behind it";
     if (c->policy->strategy == PLAN_DDP && c->backwards < c->count)
-        return "comes before the last backward, ddp returns behind it";
+        return "comes before the last backward, ddp returns behind it, zero1 and own need not";
     w->returned = true;
+    w->returned_at = c->at;
     w->grad = false;
     c->returned++;
     c->live_grads--;
@@ -230,11 +322,14 @@ static const char *check_return(struct checker *c, uint32_t unit)
 
 static const char *check_end(struct checker *c, enum plan_op_kind kind)
 {
-    const bool nothing = c->plan->micros == 0;
-    if (!nothing && (c->micro + 1 != c->plan->micros || !micro_done(c)) && c->count > 0)
-        return "comes before all micro-batches are through and returned";
+    const bool nothing = c->plan->micros == 0 || c->count == 0;
+    if (!nothing && !micro_done(c))
+        return missing(c);
+    if (!nothing && c->micro + 1 != c->plan->micros)
+        return refuse(c, "comes before micro-batch %" PRIu32 ", the plan is for %" PRIu32,
+                      c->micro + 1, c->plan->micros);
     if (c->live_units != 0)
-        return "comes while units are held";
+        return held_still(c);
     if (c->prepared == (kind == PLAN_PREPARE))
         return kind == PLAN_PREPARE ? "comes twice" : "comes before PREPARE";
     c->prepared = true;
@@ -244,11 +339,21 @@ static const char *check_end(struct checker *c, enum plan_op_kind kind)
 
 static const char *check_micro(struct checker *c, uint32_t micro)
 {
+    const bool keeps = keeps_all_step(c) || c->policy->strategy == PLAN_OWN;
     if (micro >= c->plan->micros)
-        return "names a micro-batch the plan does not have";
-    if (micro == c->micro + 1 && micro_done(c) && (keeps_all_step(c) || c->live_units == 0))
-        micro_begin(c, micro);
-    return micro == c->micro ? NULL : "is of another micro-batch";
+        return refuse(c, "names a micro-batch the plan does not have: it has %" PRIu32,
+                      c->plan->micros);
+    if (micro == c->micro)
+        return NULL;
+    if (micro != c->micro + 1)
+        return refuse(c, "comes in micro-batch %" PRIu32 ": they come one after the other",
+                      c->micro);
+    if (!micro_done(c))
+        return missing(c);
+    if (!keeps && c->live_units != 0)
+        return held_still(c);
+    micro_begin(c, micro);
+    return NULL;
 }
 
 static const char *check_op(struct checker *c, const struct plan_op *op)
@@ -260,7 +365,8 @@ static const char *check_op(struct checker *c, const struct plan_op *op)
     if (c->prepared)
         return "comes after PREPARE";
     if (op->unit >= c->spec->unit_count)
-        return "names a unit the model does not have";
+        return refuse(c, "names a unit the model does not have: it has %" PRIu32,
+                      c->spec->unit_count);
     const char *why = check_micro(c, op->micro);
     if (why != NULL)
         return why;
@@ -308,16 +414,27 @@ static int check_cost(const struct checker *c, struct shd_err *e)
     return SHD_OK;
 }
 
+/* "operation 3, FREE of unit 0 'embed', micro-batch 0: why" */
+static int refused(const struct checker *c, const struct plan_op *op, const char *why,
+                   struct shd_err *e)
+{
+    const bool known = op->unit < c->spec->unit_count;
+    if (op->kind == PLAN_PREPARE || op->kind == PLAN_COMMIT)
+        return err_set(e, SHD_EINVAL, "operation %" PRIu32 ", %s: %s", c->at,
+                       plan_op_name(op->kind), why);
+    return err_set(e, SHD_EINVAL,
+                   "operation %" PRIu32 ", %s of unit %" PRIu32 "%s%.40s%s, micro-batch %" PRIu32
+                   ": %s",
+                   c->at, plan_op_name(op->kind), op->unit, known ? " '" : "",
+                   known ? name_of(c, op->unit) : "", known ? "'" : "", op->micro, why);
+}
+
 static int replay(struct checker *c, struct shd_err *e)
 {
-    for (uint32_t i = 0; i < c->plan->op_count; i++) {
-        const struct plan_op *op = &c->plan->ops[i];
-        const char *why = check_op(c, op);
+    for (c->at = 0; c->at < c->plan->op_count; c->at++) {
+        const char *why = check_op(c, &c->plan->ops[c->at]);
         if (why != NULL)
-            return err_set(e, SHD_EINVAL,
-                           "operation %" PRIu32 ", %s of unit %" PRIu32 ", micro-batch %" PRIu32
-                           ": %s",
-                           i, plan_op_name(op->kind), op->unit, op->micro, why);
+            return refused(c, &c->plan->ops[c->at], why, e);
         note_peaks(c);
     }
     if (!c->committed)

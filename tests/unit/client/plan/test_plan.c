@@ -343,7 +343,9 @@ TEST(early_free_names_the_operation)
     plan.ops[3] = plan.ops[4];
     plan.ops[4] = forward;
     EXPECT_STATUS(plan_check(&plan, &t.spec, &policy, &t.trace, &e), SHD_EINVAL);
-    EXPECT_HAS(e.text, "operation 3, FREE of unit 0, micro-batch 0: was fetched for nothing");
+    EXPECT_HAS(e.text,
+               "operation 3, FREE of unit 0 'u', micro-batch 0: was fetched for nothing, by "
+               "operation 0");
     plan_free(&plan);
 }
 
@@ -392,6 +394,8 @@ TEST(bad_policy_is_refused_by_field)
     expect_bad((struct plan_policy){ .strategy = (enum plan_strategy)9 }, SHD_EINVAL,
                "strategy is 9");
     expect_bad((struct plan_policy){ .strategy = PLAN_HYBRID }, SHD_ENOTSUP, "replica groups");
+    expect_bad((struct plan_policy){ .strategy = PLAN_OWN }, SHD_EINVAL,
+               "operations that are given");
     expect_bad((struct plan_policy){ .backward_prefetch = (enum plan_backward_prefetch)7 },
                SHD_EINVAL, "backward_prefetch is 7");
     expect_bad((struct plan_policy){ .forward_prefetch = SHD_UNITS_MAX + 1 }, SHD_EINVAL,
@@ -494,7 +498,10 @@ TEST(names_are_those_of_the_flags)
 {
     EXPECT_STR(plan_op_name(PLAN_FETCH), "FETCH");
     EXPECT_STR(plan_op_name((enum plan_op_kind)99), "?");
-    for (int i = 0; i <= PLAN_HYBRID; i++)
+    for (int i = 0; i <= PLAN_COMMIT; i++)
+        EXPECT_EQ(plan_op_parse(plan_op_name((enum plan_op_kind)i)), i);
+    EXPECT_EQ(plan_op_parse("fetch"), -1);
+    for (int i = 0; i <= PLAN_OWN; i++)
         EXPECT_EQ(plan_strategy_parse(plan_strategy_name((enum plan_strategy)i)), i);
     for (int i = 0; i <= PLAN_PREFETCH_NONE; i++)
         EXPECT_EQ(plan_prefetch_parse(plan_prefetch_name((enum plan_backward_prefetch)i)), i);
