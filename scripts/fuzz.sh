@@ -55,11 +55,12 @@ options() {
     local dict=
     printf '%s\n' -timeout=20 -rss_limit_mb=4096 -use_value_profile=1 -print_final_stats=1
     case $1 in
-    spec | safetensors) dict=$root/tests/fuzz/json.dict ;;
+    spec | safetensors | planfile) dict=$root/tests/fuzz/json.dict ;;
     text | keeper) dict=$root/tests/fuzz/text.dict ;;
     esac
     case $1 in
     ledger | trail | plan | zmtp | ring | relay) echo -max_len=400 ;; # each byte is an event or an edit
+    planfile) echo -max_len=6000 ;;
     *) echo -max_len=4096 ;;
     esac
     [ -z "$dict" ] || echo "-dict=$dict"

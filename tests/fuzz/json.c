@@ -1,4 +1,6 @@
 /* Targets whose input is JSON: a spec, and a safetensors file. */
+#include "tests/fuzz/json.h"
+
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -140,10 +142,7 @@ static void mutate(json_t *root, unsigned *rng)
     json_decref(value);
 }
 
-/* Mutations that keep JSON text JSON, most of the time: one value of the document is replaced,
- * doubled, dropped or renamed. data[size] has at most max bytes afterwards; returns the new size.
- * Text that does not parse is left to libFuzzer. */
-static size_t mutate_json(uint8_t *data, size_t size, size_t max, unsigned seed)
+size_t mutate_json(uint8_t *data, size_t size, size_t max, unsigned seed)
 {
     unsigned rng = seed;
     json_t *root = json_loadb((const char *)data, size, 0, NULL);
