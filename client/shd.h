@@ -275,6 +275,15 @@ struct shd_policy {
 /* Before the first gradient or step of the model; default: zero3, one unit ahead both ways, auto.
  * SHD_ERANGE names the smallest bound that could be met; SHD_ENOTSUP says why a path cannot be. */
 SHD_API int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err *e);
+/* Operations of your own: a plan in JSON, as `shardctl plan --ops` prints one for you to change
+ * (docs/schedules.md has the schema). It is checked as shardctl does, and what shd_run_step*() does
+ * from here on; the same bits come of it. It takes the place of a policy, but for the path of the
+ * last one, which stays; and a policy takes its place. A step of other than its number of
+ * micro-batches is its beginning, or the plan over and over again. Where shd_compute.next names
+ * units in another order, that is planned by the strategy that the plan is of (zero3 for "own").
+ * SHD_EINVAL, SHD_ERANGE name the operation or the field and what it must be; SHD_ESPEC: it is for
+ * other units, or another grad_dtype. */
+SHD_API int shd_set_plan(shd_model *m, const char *plan_json, struct shd_err *e);
 SHD_API enum shd_path shd_path(const shd_model *m); /* in use: never auto; "local:" is map */
 
 /* -- Stream order ---------------------------------------------------------------------------- */

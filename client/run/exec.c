@@ -8,6 +8,7 @@
 #include "client/paths/copy.h"
 #include "client/paths/path.h"
 #include "client/paths/rewind.h"
+#include "client/plan/plan_own.h"
 #include "client/run/give.h"
 #include "client/run/hold.h"
 #include "client/run/policy.h"
@@ -66,6 +67,26 @@ bool exec_order_kept(const struct step_run *run)
     return true;
 }
 
+/* All units in the order of the spec: a plan that was given is for that. */
+static bool in_spec_order(const struct step_run *run)
+{
+    const struct exec *x = run->exec;
+    uint32_t i = 0;
+    while (i < x->ran_count && x->ran[i] == i)
+        i++;
+    return i == run->m->spec->unit_count;
+}
+
+static int make_plan(const struct step_run *run, uint32_t micros, bool traced,
+                     struct plan *ret_plan, struct shd_err *e)
+{
+    const struct shd_model *m = run->m;
+    const struct plan_trace trace = { run->exec->ran, run->exec->ran_count };
+    if (m->policy.own != NULL && (!traced || in_spec_order(run)))
+        return plan_own_fit(m->policy.own, m->spec, micros, ret_plan, e);
+    return plan_build(m->spec, &m->policy.plan, traced ? &trace : NULL, micros, ret_plan, e);
+}
+
 int exec_plan(struct step_run *run, uint32_t micros, bool traced, struct shd_err *e)
 {
     struct exec *x = run->exec;
@@ -73,9 +94,8 @@ int exec_plan(struct step_run *run, uint32_t micros, bool traced, struct shd_err
     if (x->plan.op_count > 0 && x->plan.micros == micros && x->traced == traced &&
         (!traced || exec_order_kept(run)))
         return SHD_OK;
-    const struct plan_trace trace = { x->ran, x->ran_count };
     struct plan plan;
-    int r = plan_build(m->spec, &m->policy.plan, traced ? &trace : NULL, micros, &plan, e);
+    int r = make_plan(run, micros, traced, &plan, e);
     if (r != SHD_OK)
         return r;
     r = policy_reader(m, e);

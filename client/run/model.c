@@ -5,6 +5,7 @@
 
 #include "client/paths/order.h"
 #include "client/paths/path.h"
+#include "client/plan/plan_own.h"
 #include "client/run/exec.h"
 #include "client/run/grads.h"
 #include "client/run/pin.h"
@@ -27,6 +28,7 @@ static void model_free(struct shd_model *m)
     pin_close(m);
     m->session->control->close(m);
     exec_free(m->exec);
+    plan_own_free(m->policy.own);
     grads_free(m->grads);
     free(m->holds);
     free(m->reports);

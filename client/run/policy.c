@@ -10,6 +10,8 @@
 #include "client/paths/path.h"
 #include "client/paths/whole.h"
 #include "client/plan/plan_cost.h"
+#include "client/plan/plan_own.h"
+#include "client/run/exec.h"
 #include "client/run/grads.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
@@ -78,6 +80,7 @@ static struct policy internal(const struct shd_model *m, const struct shd_policy
                   .max_live_units = p->max_live_units,
                   .max_live_bytes = p->max_live_bytes,
                   .grad_dtype = p->grad_dtype != 0 ? p->grad_dtype : m->spec->grad_dtype },
+        .path = p->path,
         .grad_dtype = m->spec->grad_dtype,
         .fetch_delay_ns = m->policy.fetch_delay_ns,
         .set = true,
@@ -86,15 +89,27 @@ static struct policy internal(const struct shd_model *m, const struct shd_policy
 
 /* -- Taking over ------------------------------------------------------------------------------- */
 
-/* The plan of one group of micro-batches: what a worker holds does not grow with their number. */
-static int group_cost(const struct shd_model *m, const struct plan_policy *policy,
-                      struct plan_cost *ret_cost, struct shd_err *e)
+struct most { /* held at once */
+    uint32_t units, grads;
+};
+
+static uint32_t larger(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Of the plan of one group of micro-batches, for what a worker holds does not grow with their
+ * number; and of a plan that was given, whatever part of it a step is. */
+static int find_most(const struct shd_model *m, const struct policy *p, struct most *ret_most,
+                     struct shd_err *e)
 {
     struct plan plan;
-    const int r = plan_build(m->spec, policy, /* trace= */ NULL, m->spec->accumulate, &plan, e);
+    const int r = plan_build(m->spec, &p->plan, /* trace= */ NULL, m->spec->accumulate, &plan, e);
     if (r != SHD_OK)
         return r;
-    *ret_cost = plan.cost;
+    const struct plan_cost *own = p->own != NULL ? &p->own->plan.cost : &plan.cost;
+    *ret_most = (struct most){ larger(plan.cost.live_units_max, own->live_units_max),
+                               larger(plan.cost.live_grads_max, own->live_grads_max) };
     plan_free(&plan);
     return SHD_OK;
 }
@@ -158,17 +173,34 @@ void policy_opened(struct shd_model *m)
 
 int policy_reader(struct shd_model *m, struct shd_err *e)
 {
-    struct plan_cost cost = { 0 };
+    struct most most = { 0 };
     if (m->reader->kind == SHD_PATH_MAP || m->copy != NULL)
         return SHD_OK;
-    const int r = group_cost(m, &m->policy.plan, &cost, e);
-    return r == SHD_OK ? make_copy(m, SHD_PATH_AUTO, cost.live_units_max, e) : r;
+    const int r = find_most(m, &m->policy, &most, e);
+    return r == SHD_OK ? make_copy(m, SHD_PATH_AUTO, most.units, e) : r;
+}
+
+/* *asked, which is the caller's still where this fails. */
+static int take_over(struct shd_model *m, const struct policy *asked, struct shd_err *e)
+{
+    struct most most = { 0 };
+    int r = find_most(m, asked, &most, e);
+    if (r == SHD_OK && takes_copy(m, asked->path))
+        r = make_copy(m, asked->path, most.units, e);
+    else if (r == SHD_OK)
+        drop_copy(m);
+    if (r != SHD_OK)
+        return r;
+    if (m->exec != NULL)
+        plan_free(&m->exec->plan); /* of a step that broke off before its first gradient */
+    plan_own_free(m->policy.own);
+    m->policy = *asked;
+    return SHD_OK;
 }
 
 int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err *e)
 {
     struct shd_policy p = { 0 };
-    struct plan_cost cost = { 0 };
     int r = session_check(m->session, e);
     if (r == SHD_OK && policy == NULL)
         r = err_set(e, SHD_EINVAL, "no policy");
@@ -184,13 +216,29 @@ int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err
     if (r != SHD_OK)
         return r;
     const struct policy asked = internal(m, &p);
-    r = group_cost(m, &asked.plan, &cost, e);
-    if (r == SHD_OK && takes_copy(m, p.path))
-        r = make_copy(m, p.path, cost.live_units_max, e);
-    else if (r == SHD_OK)
-        drop_copy(m);
+    return take_over(m, &asked, e);
+}
+
+int shd_set_plan(shd_model *m, const char *plan_json, struct shd_err *e)
+{
+    struct plan_own *own = NULL;
+    if (plan_json == NULL)
+        return err_set(e, SHD_EINVAL, "no plan: shd_set_policy() has plans built");
+    int r = session_check(m->session, e);
     if (r == SHD_OK)
-        m->policy = asked;
+        r = check_unused(m, e);
+    if (r == SHD_OK)
+        r = plan_own_new(m->spec, plan_json, strlen(plan_json), &own, e);
+    if (r == SHD_OK) {
+        struct policy asked = m->policy;
+        asked.plan = plan_own_policy(own);
+        asked.plan.grad_dtype = m->spec->grad_dtype;
+        asked.own = own;
+        asked.set = true;
+        r = take_over(m, &asked, e);
+    }
+    if (r != SHD_OK)
+        plan_own_free(own);
     return r;
 }
 
@@ -206,12 +254,12 @@ static bool needs_staging(const struct shd_model *m)
 int policy_slots(const struct shd_model *m, uint32_t *ret_slots, struct shd_err *e)
 {
     const bool staged = needs_staging(m);
-    struct plan_cost cost = { 0 };
+    struct most most = { 0 };
     int r = SHD_OK;
     if (m->session->slots == 0 && !staged)
-        r = group_cost(m, &m->policy.plan, &cost, e);
+        r = find_most(m, &m->policy, &most, e);
     *ret_slots = m->session->slots > 0 ? m->session->slots
-                                       : plan_slots_for(m->spec, staged, cost.live_grads_max);
+                                       : plan_slots_for(m->spec, staged, most.grads);
     return r;
 }
 
@@ -219,13 +267,13 @@ int policy_slots(const struct shd_model *m, uint32_t *ret_slots, struct shd_err 
  * are too few it expects an error, not gradients that are staged. */
 static int decide_staging(struct shd_model *m, bool *ret_staging, struct shd_err *e)
 {
-    struct plan_cost cost = { 0 };
+    struct most most = { 0 };
     uint32_t slots = m->slot_count;
     *ret_staging = needs_staging(m);
-    int r = group_cost(m, &m->policy.plan, &cost, e);
+    int r = find_most(m, &m->policy, &most, e);
     if (r == SHD_OK && slots == 0)
         r = policy_slots(m, &slots, e);
-    if (r == SHD_OK && cost.live_grads_max > slots && (m->policy.set || m->session->slots == 0))
+    if (r == SHD_OK && most.grads > slots && (m->policy.set || m->session->slots == 0))
         *ret_staging = true;
     return r;
 }

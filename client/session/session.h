@@ -158,14 +158,18 @@ struct unit_hold {
     uint64_t misses;   /* shd_unit_misses() */
 };
 
+struct plan_own;
+
 struct units_held {
     uint32_t units;
     uint64_t bytes; /* of their parameters */
 };
 
-/* The policy, as shd_set_policy() set it. */
+/* The policy, as shd_set_policy() and shd_set_plan() set it. */
 struct policy {
-    struct plan_policy plan;
+    struct plan_policy plan;   /* with `own`: what plans are built by where its order is not kept */
+    struct plan_own *own;      /* owned; NULL: plans are built */
+    enum shd_path path;        /* as asked for */
     enum shd_dtype grad_dtype; /* of returned gradients */
     uint64_t fetch_delay_ns;   /* bench.h's, not the policy's */
     bool set;                  /* not the default */
