@@ -25,6 +25,7 @@
 #include "examples/gpt/evaluate.h"
 #include "examples/gpt/gemm.h"
 #include "examples/gpt/options.h"
+#include "examples/gpt/plan_file.h"
 #include "examples/gpt/pool.h"
 #include "examples/gpt/progress.h"
 #include "examples/gpt/schedule.h"
@@ -88,8 +89,8 @@ static struct schedule_share train_share(const struct train *t)
                                     .accumulate = o->chosen.accumulate,
                                     .rank = o->rank,
                                     .world = o->world,
-                                    .stop_rank = o->stop_rank,
-                                    .stop_at = o->stop_at };
+                                    .stop_rank = o->stop.rank,
+                                    .stop_at = o->stop.at };
 }
 
 static double train_loss_scale(const struct train *t)
@@ -382,7 +383,10 @@ static int train_open_model(struct train *t, bool *ret_refused, struct shd_err *
         return r;
     shd_bench_delay_fetches(t->model, (uint64_t)(o->fetch_delay_ms * 1e6));
     r = shd_set_policy(t->model, &o->chosen.policy, e);
-    *ret_refused = r == SHD_EINVAL || r == SHD_ERANGE || r == SHD_ENOTSUP;
+    if (r == SHD_OK && o->plan != NULL)
+        r = plan_file_set(t->model, o->plan, e);
+    *ret_refused = r == SHD_EINVAL || r == SHD_ERANGE || r == SHD_ENOTSUP || r == SHD_ESPEC ||
+                   r == SHD_ENOENT;
     return r;
 }
 
@@ -472,10 +476,14 @@ static void train_introduce_schedule(struct train *t)
         [SHD_PATH_MAP] = "map", [SHD_PATH_COPY] = "copy", [SHD_PATH_NCCL] = "nccl"
     };
     const struct options *o = t->options;
+    char schedule[160];
+    if (o->plan != NULL)
+        snprintf(schedule, sizeof schedule, "of %.120s", o->plan);
+    else
+        snprintf(schedule, sizeof schedule, "%s, forward prefetch %ju, backward prefetch %s",
+                 o->strategy, (uintmax_t)o->forward_prefetch, o->prefetch);
     progress_note(&t->progress,
-                  "schedule %s, forward prefetch %ju, backward prefetch %s, path %s; parameters "
-                  "%s, gradients %s, accumulation %s",
-                  o->strategy, (uintmax_t)o->forward_prefetch, o->prefetch,
+                  "schedule %s, path %s; parameters %s, gradients %s, accumulation %s", schedule,
                   paths[shd_path(t->model)], o->precision, o->grad_precision, o->accumulate);
     const struct backend *b = t->compute.backend;
     progress_note(&t->progress, "activations %.1f MB (%.1f MB %s --recompute)",

@@ -55,7 +55,7 @@ static const struct options defaults = {
     .accumulate = "owner",
     .slow = 1,
     .slow_rank = UNSET,
-    .stop_rank = UNSET,
+    .stop.rank = UNSET,
     .flip.rank = UNSET,
 };
 
@@ -129,6 +129,9 @@ static const struct flag table[] = {
       &parsed.prefetch, 0, 0 },
     { "forward-prefetch", 0, FLAG_U64, "N", "units fetched ahead in forward (1)",
       &parsed.forward_prefetch, 0, GPT_UNITS_MAX },
+    { "plan", 0, FLAG_STRING, "FILE",
+      "run these operations, as `shardctl plan --ops` prints them, in place of a schedule",
+      &parsed.plan, 0, 0 },
     { "path", 0, FLAG_STRING, "NAME",
       "how parameters come: map (the owners' memory), copy, nccl or auto (auto)", &parsed.path, 0,
       0 },
@@ -176,9 +179,9 @@ static const struct flag table[] = {
     { "flip-rank", 0, FLAG_U64, "N", "of this worker; given together with --flip-bit",
       &parsed.flip.rank, 0, UINT32_MAX },
     { "stop-rank", 0, FLAG_U64, "N", "test aid: this worker leaves early, the others take over",
-      &parsed.stop_rank, 1, UINT32_MAX },
+      &parsed.stop.rank, 1, UINT32_MAX },
     { "stop-at", 0, FLAG_U64, "STEP", "after this step; given together with --stop-rank (0)",
-      &parsed.stop_at, 0, INTEGER_MAX },
+      &parsed.stop.at, 0, INTEGER_MAX },
     { "print-spec", 0, FLAG_BOOL, NULL, "print the model's spec and end: for shardctl plan --spec",
       &parsed.print_spec, 0, 0 },
     { "version", 0, FLAG_BOOL, NULL, "print the version", &parsed.version, 0, 0 },
@@ -376,6 +379,30 @@ static int check_model(struct options *o, const int *words, struct shd_err *e)
 
 /* -- Schedule -------------------------------------------------------------------------------- */
 
+/* A plan says all of this by itself. */
+static int check_plan(const struct options *o, struct shd_err *e)
+{
+    const struct {
+        const char *flag;
+        bool given;
+    } rows[] = {
+        { "--strategy", strcmp(o->strategy, defaults.strategy) != 0 },
+        { "--prefetch", strcmp(o->prefetch, defaults.prefetch) != 0 },
+        { "--forward-prefetch", o->forward_prefetch != defaults.forward_prefetch },
+        { "--max-live-units", o->max_live_units > 0 },
+        { "--max-live-bytes", o->max_live_bytes > 0 },
+    };
+    for (size_t i = 0; o->plan != NULL && i < ARRAY_SIZE(rows); i++)
+        if (rows[i].given)
+            return err_set(e, SHD_EINVAL,
+                           "%s with --plan %s: the plan's \"policy\" has it; leave one of them out",
+                           rows[i].flag, o->plan);
+    if (o->plan != NULL && o->evaluate)
+        return err_set(e, SHD_EINVAL, "--plan %s with --evaluate: nothing is trained by it",
+                       o->plan);
+    return SHD_OK;
+}
+
 static int check_schedule(struct options *o, const int *words, struct shd_err *e)
 {
     const enum shd_strategy strategy = (enum shd_strategy)words[STRATEGY];
@@ -411,7 +438,7 @@ static int check_schedule(struct options *o, const int *words, struct shd_err *e
         .path = path,
         .grad_dtype = SHD_F32 + (enum shd_dtype)words[GRAD_PRECISION],
     };
-    return SHD_OK;
+    return check_plan(o, e);
 }
 
 /* "owner" or "local:A". */
@@ -444,18 +471,18 @@ static int check_stop(struct options *o, const int *words, struct shd_err *e)
     if (o->evaluate && o->standalone)
         return err_set(e, SHD_EINVAL,
                        "--evaluate with --standalone: nobody else trains in this process");
-    if ((o->stop_at > 0) != (o->stop_rank != UINT64_MAX))
+    if ((o->stop.at > 0) != (o->stop.rank != UINT64_MAX))
         return err_set(e, SHD_EINVAL,
                        "--stop-rank and --stop-at go together: who leaves, and when");
-    if (o->stop_at > 0 && o->elastic)
+    if (o->stop.at > 0 && o->elastic)
         return err_set(e, SHD_EINVAL,
                        "--stop-rank with --elastic: work is not shared out beforehand, so a worker "
                        "may just be ended; leave one of them out");
     if (o->slow_rank != UINT64_MAX && o->slow <= 1)
         return err_set(e, SHD_EINVAL, "--slow-rank without --slow: say how slow");
-    if (o->stop_at > 0 && o->stop_rank >= o->world)
+    if (o->stop.at > 0 && o->stop.rank >= o->world)
         return err_set(e, SHD_ERANGE, "--stop-rank %ju: there are %u workers, 0 to %u",
-                       (uintmax_t)o->stop_rank, o->world, o->world - 1);
+                       (uintmax_t)o->stop.rank, o->world, o->world - 1);
     return SHD_OK;
 }
 

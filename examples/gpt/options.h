@@ -34,6 +34,7 @@ struct options {
     const char *json;      /* NULL: none */
     /* Schedule and precision, as given; what they mean is in `chosen`. */
     const char *strategy, *prefetch, *path, *precision, *grad_precision, *accumulate, *bf16_gemm;
+    const char *plan;       /* a file of operations; NULL: the schedule's */
     const char *loss_scale; /* NULL: dynamic with fp16, none otherwise */
     const char *device, *math;
     uint64_t forward_prefetch;
@@ -48,7 +49,9 @@ struct options {
     struct options_flip {
         uint64_t bit, rank; /* from that step on, that worker computes wrongly; 0: never */
     } flip;
-    uint64_t stop_rank, stop_at; /* that worker leaves after so many steps; at 0: none does */
+    struct options_stop {
+        uint64_t rank, at; /* that worker leaves after so many steps; at 0: none does */
+    } stop;
     /* From the environment. */
     uint32_t rank, world;
     /* Derived by options_check(). */

@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/ctl/base/say.h"
@@ -20,6 +21,8 @@
 #include "client/plan/plan.h"
 #include "client/plan/plan_check.h"
 #include "client/plan/plan_cost.h"
+#include "client/plan/plan_own.h"
+#include "client/plan/plan_text.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
 
@@ -50,11 +53,16 @@ static const char plan_more[] = VERB_WHERE
     "  shardctl plan --safetensors model.safetensors --auto --device-memory 24GiB --workers 4\n"
     "  shardctl plan --calibrate && shardctl plan --compare --workers 2\n"
     "  shardctl plan --spec gpt.json --json | jq .cost.live_bytes_max\n"
+    "  shardctl plan --spec gpt.json --ops >plan.json\n"
+    "  shardctl plan --spec gpt.json --check plan.json\n"
     "  shardctl plan --deepspeed ds_config.json\n"
     "  shardctl plan --fsdp 'full_shard auto_wrap offload' --spec gpt.json\n"
     "\n"
     "--host a:2:1 --host b:0:4: two daemons and a worker on a, four workers on b, through relays\n"
     "(docs/hosts.md): what crosses between them in a step. Owners and ranks are in this order.\n"
+    "\n"
+    "--ops prints the operations alone, for an editor: --check says whether they still make a\n"
+    "step, and what it costs; shd-gpt --plan and shd_set_plan() run them.\n"
     "\n"
     "--deepspeed and --fsdp say of each knob what it sets here, or that it is refused; with a "
     "model\n"
@@ -70,8 +78,41 @@ struct words { /* flags that are parsed further */
     const char *strategy, *prefetch, *grad_dtype, *path, *device;
     const char *state;            /* memory or file */
     const char *deepspeed, *fsdp; /* a peer's configuration, or NULL */
-    bool as_json, compare, automatic, calibrate;
+    const char *check;            /* a file of operations; NULL: they are built */
+    bool as_json, as_ops, compare, automatic, calibrate;
 };
+
+/* A plan that is given says by itself what these would. */
+static int check_given(const struct words *w, const struct plan_ask *ask, struct shd_err *e)
+{
+    static const struct plan_policy usual = PLAN_POLICY_DEFAULT;
+    const struct plan_policy *p = &ask->policy;
+    const struct {
+        const char *flag;
+        bool given;
+    } rows[] = {
+        { "--strategy", w->strategy != NULL },
+        { "--prefetch", w->prefetch != NULL },
+        { "--forward-prefetch", p->forward_prefetch != usual.forward_prefetch },
+        { "--max-live-units", p->max_live_units > 0 },
+        { "--max-live-bytes", p->max_live_bytes > 0 },
+        { "--grad-dtype", w->grad_dtype != NULL },
+        { "--micro-batches-per-worker", ask->micros > 0 },
+        { "--deepspeed", w->deepspeed != NULL },
+        { "--fsdp", w->fsdp != NULL },
+        { "--compare", w->compare },
+        { "--auto", w->automatic },
+    };
+    for (size_t i = 0; w->check != NULL && i < ARRAY_SIZE(rows); i++)
+        if (rows[i].given)
+            return err_set(e, SHD_EINVAL, "%s with --check %s: the file has the plan", rows[i].flag,
+                           w->check);
+    if (w->as_ops && (w->as_json || w->compare || w->automatic || ask->timeline_only))
+        return err_set(e, SHD_EINVAL,
+                       "--ops is an answer of its own: not with --json, --timeline, "
+                       "--compare or --auto");
+    return SHD_OK;
+}
 
 static int parse_words(const struct words *w, struct plan_ask *ask, struct shd_err *e)
 {
@@ -116,7 +157,55 @@ static int parse_words(const struct words *w, struct plan_ask *ask, struct shd_e
         return err_set(e, SHD_EINVAL, "--context is of a GPU: not with --device host");
     if (ask->context_bytes == 0)
         ask->context_bytes = GPU_CONTEXT_BYTES;
+    return check_given(w, ask, e);
+}
+
+/* --check FILE: its plan is the plan, and its policy is asked for. */
+static int read_plan(const struct spec *spec, struct plan_ask *ask, const char *path,
+                     struct plan *ret_plan, struct shd_err *e)
+{
+    struct plan_own *own;
+    char *text = NULL;
+    size_t bytes = 0;
+    int r = verb_file(path, PLAN_TEXT_BYTES_MAX, &text, &bytes, e);
+    if (r != SHD_OK)
+        return r;
+    r = plan_own_new(spec, text, bytes, &own, e);
+    free(text);
+    if (r != SHD_OK)
+        return err_prefix(e, "%s", path);
+    ask->policy = own->policy;
+    ask->micros = own->plan.micros;
+    *ret_plan = own->plan;
+    own->plan = (struct plan){ 0 };
+    plan_own_free(own);
     return SHD_OK;
+}
+
+static int print_ops(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
+                     struct shd_err *e)
+{
+    char *text;
+    const int r = plan_text_write(spec, &ask->policy, plan, &text, e);
+    if (r != SHD_OK)
+        return r;
+    fputs(text, stdout);
+    free(text);
+    return SHD_OK;
+}
+
+static int make_plan(const struct spec *spec, struct plan_ask *ask, const struct words *w,
+                     struct plan *ret_plan, struct shd_err *e)
+{
+    if (w->check != NULL)
+        return read_plan(spec, ask, w->check, ret_plan, e);
+    int r = plan_build(spec, &ask->policy, /* trace= */ NULL, ask->micros, ret_plan, e);
+    if (r != SHD_OK)
+        return r;
+    r = plan_check(ret_plan, spec, &ask->policy, /* trace= */ NULL, e);
+    if (r != SHD_OK)
+        plan_free(ret_plan);
+    return r;
 }
 
 static int show_one(const struct spec *spec, struct plan_ask *ask, const struct words *w,
@@ -128,20 +217,19 @@ static int show_one(const struct spec *spec, struct plan_ask *ask, const struct 
     if (w->automatic)
         r = plan_auto(spec, ask, w->as_json ? NULL : stdout, &automatic, e);
     if (r == SHD_OK)
-        r = plan_build(spec, &ask->policy, /* trace= */ NULL, ask->micros, &plan, e);
-    if (r != SHD_OK) {
+        r = make_plan(spec, ask, w, &plan, e);
+    if (r != SHD_OK || !w->as_json)
         json_decref(automatic);
-        return r;
-    }
-    r = plan_check(&plan, spec, &ask->policy, /* trace= */ NULL, e);
     if (r != SHD_OK)
-        json_decref(automatic);
-    else if (w->as_json)
+        return r;
+    if (w->as_ops)
+        r = print_ops(spec, ask, &plan, e);
+    else if (ask->policy.grad_dtype == 0) /* of a file that leaves it to the model */
+        ask->policy.grad_dtype = spec->grad_dtype;
+    if (w->as_json)
         r = plan_print_json(spec, ask, &plan, clock, automatic, stdout, e);
-    else {
-        json_decref(automatic);
+    else if (!w->as_ops)
         r = plan_print(spec, ask, &plan, clock, stdout, e);
-    }
     plan_free(&plan);
     return r;
 }
@@ -313,6 +401,9 @@ static void add_machine_flags(struct flag_table *table, struct plan_ask *ask, st
         { "path", 0, FLAG_STRING, "P", "seconds are for path map or copy (map)", &w->path, 0, 0 },
         { "threads-per-daemon", 0, FLAG_U32, "T", "seconds are for so many (processors / N)",
           &ask->threads, 1, 256 },
+        { "check", 0, FLAG_STRING, "FILE", "the plan in this file, not one of a strategy",
+          &w->check, 0, 0 },
+        { "ops", 0, FLAG_BOOL, NULL, "its operations as JSON, one a line", &w->as_ops, 0, 0 },
         { "timeline", 't', FLAG_BOOL, NULL, "the timeline alone", &ask->timeline_only, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON document", &w->as_json, 0, 0 },
     };
