@@ -17,6 +17,7 @@
 #include "client/ctl/plan/plan_hosts.h"
 #include "client/ctl/plan/plan_show.h"
 #include "client/ctl/plan/plan_source.h"
+#include "client/ctl/plan/plan_tune.h"
 #include "client/ctl/plan/rates.h"
 #include "client/plan/plan.h"
 #include "client/plan/plan_check.h"
@@ -53,6 +54,7 @@ static const char plan_more[] = VERB_WHERE
     "  shardctl plan --safetensors model.safetensors --auto --device-memory 24GiB --workers 4\n"
     "  shardctl plan --calibrate && shardctl plan --compare --workers 2\n"
     "  shardctl plan --spec gpt.json --json | jq .cost.live_bytes_max\n"
+    "  shardctl plan --spec gpt.json --workers 2 --compute 0.03 --tune\n"
     "  shardctl plan --spec gpt.json --ops >plan.json\n"
     "  shardctl plan --spec gpt.json --check plan.json\n"
     "  shardctl plan --deepspeed ds_config.json\n"
@@ -79,7 +81,7 @@ struct words { /* flags that are parsed further */
     const char *state;            /* memory or file */
     const char *deepspeed, *fsdp; /* a peer's configuration, or NULL */
     const char *check;            /* a file of operations; NULL: they are built */
-    bool as_json, as_ops, compare, automatic, calibrate;
+    bool as_json, as_ops, compare, automatic, tune, calibrate;
 };
 
 /* A plan that is given says by itself what these would. */
@@ -102,11 +104,19 @@ static int check_given(const struct words *w, const struct plan_ask *ask, struct
         { "--fsdp", w->fsdp != NULL },
         { "--compare", w->compare },
         { "--auto", w->automatic },
+        { "--tune", w->tune },
     };
     for (size_t i = 0; w->check != NULL && i < ARRAY_SIZE(rows); i++)
         if (rows[i].given)
             return err_set(e, SHD_EINVAL, "%s with --check %s: the file has the plan", rows[i].flag,
                            w->check);
+    const bool several = w->compare || w->automatic || w->strategy != NULL || w->prefetch != NULL ||
+                         p->forward_prefetch != usual.forward_prefetch || ask->timeline_only;
+    if (w->tune && several)
+        return err_set(e, SHD_EINVAL,
+                       "--tune looks for --strategy, --prefetch and "
+                       "--forward-prefetch itself: not with these, --compare, "
+                       "--auto or --timeline");
     if (w->as_ops && (w->as_json || w->compare || w->automatic || ask->timeline_only))
         return err_set(e, SHD_EINVAL,
                        "--ops is an answer of its own: not with --json, --timeline, "
@@ -216,6 +226,8 @@ static int show_one(const struct spec *spec, struct plan_ask *ask, const struct 
     int r = SHD_OK;
     if (w->automatic)
         r = plan_auto(spec, ask, w->as_json ? NULL : stdout, &automatic, e);
+    if (w->tune) /* with --ops: the best one's */
+        r = plan_tune(spec, ask, clock, /* as_json= */ false, /* out= */ NULL, e);
     if (r == SHD_OK)
         r = make_plan(spec, ask, w, &plan, e);
     if (r != SHD_OK || !w->as_json)
@@ -251,8 +263,9 @@ static int run_plan(struct plan_ask *ask, const struct words *w, struct shd_err 
     struct plan_clock clock;
     r = plan_clock_open(ask, spec, &clock, e);
     if (r == SHD_OK)
-        r = w->compare ? plan_compare(spec, ask, &clock, w->as_json, stdout, e)
-                       : show_one(spec, ask, w, &clock, e);
+        r = w->compare              ? plan_compare(spec, ask, &clock, w->as_json, stdout, e)
+            : w->tune && !w->as_ops ? plan_tune(spec, ask, &clock, w->as_json, stdout, e)
+                                    : show_one(spec, ask, w, &clock, e);
     plan_clock_close(&clock);
     spec_free(spec);
     return r;
@@ -381,6 +394,8 @@ static void add_machine_flags(struct flag_table *table, struct plan_ask *ask, st
         { "compare", 'c', FLAG_BOOL, NULL, "all strategies side by side", &w->compare, 0, 0 },
         { "auto", 0, FLAG_BOOL, NULL, "choose a strategy for --device-memory and say why",
           &w->automatic, 0, 0 },
+        { "tune", 0, FLAG_BOOL, NULL, "policies and prefetch distances, the quickest first",
+          &w->tune, 0, 0 },
         { "device-memory", 0, FLAG_BYTES, "B", "of one device, as 24GiB", &ask->device_bytes, 0,
           0 },
         { "device", 0, FLAG_STRING, "D", "that this is of: gpu or host (gpu)", &w->device, 0, 0 },

@@ -214,7 +214,7 @@ static json_t *integer(uint64_t n)
     return json_integer((json_int_t)n);
 }
 
-static json_t *json_policy(const struct plan_policy *p)
+json_t *plan_json_policy(const struct plan_policy *p)
 {
     return json_pack("{s:s, s:s, s:o, s:o, s:o, s:s}", "strategy", plan_strategy_name(p->strategy),
                      "backward_prefetch", plan_prefetch_name(p->backward_prefetch),
@@ -223,7 +223,7 @@ static json_t *json_policy(const struct plan_policy *p)
                      "grad_dtype", dtype_name(p->grad_dtype != 0 ? p->grad_dtype : SHD_F32));
 }
 
-static json_t *json_cost(const struct plan_cost *c)
+json_t *plan_json_cost(const struct plan_cost *c)
 {
     return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "live_units_max",
                      integer(c->live_units_max), "live_grads_max", integer(c->live_grads_max),
@@ -247,7 +247,7 @@ static json_t *json_unit(const struct spec *spec, uint32_t unit)
                      "mean", (int)su->mean, "uses", uses);
 }
 
-static json_t *json_model(const struct spec *spec)
+json_t *plan_json_model(const struct spec *spec)
 {
     json_t *units = json_array();
     for (uint32_t u = 0; u < spec->unit_count; u++)
@@ -304,8 +304,8 @@ int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const s
     }
     json_t *root = json_pack(
         "{s:i, s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o*, s:o*, s:o*, s:o}", "schema", 1, "model",
-        json_model(spec), "policy", json_policy(&ask->policy), "micro_batches_per_worker",
-        integer(plan->micros), "cost", json_cost(&plan->cost), "timeline", "columns",
+        plan_json_model(spec), "policy", plan_json_policy(&ask->policy), "micro_batches_per_worker",
+        integer(plan->micros), "cost", plan_json_cost(&plan->cost), "timeline", "columns",
         integer(t.columns), "idle", integer(t.idle), "owners", json_owners(ask, &owners),
         "crossing", crossing, "auto", automatic, "time",
         plan_clock_json(clock, spec, ask, &ask->policy, plan), "ops", json_ops(plan));
@@ -444,11 +444,11 @@ static int compare_json(const struct spec *spec, const struct plan_ask *ask,
     }
     for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
         const struct compared *c = &all[i];
-        json_t *plan = json_pack("{s:o}", "policy", json_policy(&c->policy));
+        json_t *plan = json_pack("{s:o}", "policy", plan_json_policy(&c->policy));
         if (c->refused.code != SHD_OK) {
             json_object_set_new(plan, "refused", json_string(c->refused.text));
         } else {
-            json_object_set_new(plan, "cost", json_cost(&c->cost));
+            json_object_set_new(plan, "cost", plan_json_cost(&c->cost));
             json_object_set_new(plan, "timeline",
                                 json_pack("{s:I, s:I}", "columns", (json_int_t)c->columns, "idle",
                                           (json_int_t)c->idle));
@@ -457,9 +457,9 @@ static int compare_json(const struct spec *spec, const struct plan_ask *ask,
         }
         json_array_append_new(plans, plan);
     }
-    json_t *root = json_pack("{s:i, s:o, s:I, s:o*, s:o}", "schema", 1, "model", json_model(spec),
-                             "micro_batches_per_worker", (json_int_t)ask->micros, "crossing",
-                             crossing, "plans", plans);
+    json_t *root = json_pack("{s:i, s:o, s:I, s:o*, s:o}", "schema", 1, "model",
+                             plan_json_model(spec), "micro_batches_per_worker",
+                             (json_int_t)ask->micros, "crossing", crossing, "plans", plans);
     verb_json(root, JSON_COMPACT, out);
     return SHD_OK;
 }

@@ -33,6 +33,11 @@ int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const s
                     const struct plan_clock *clock, json_t *automatic, FILE *out,
                     struct shd_err *e);
 
+/* Parts of the document. NULL: no memory. */
+json_t *plan_json_policy(const struct plan_policy *p);
+json_t *plan_json_cost(const struct plan_cost *c);
+json_t *plan_json_model(const struct spec *spec);
+
 /* Every strategy on the same model, side by side. */
 int plan_compare(const struct spec *spec, const struct plan_ask *ask,
                  const struct plan_clock *clock, bool as_json, FILE *out, struct shd_err *e);

@@ -355,6 +355,42 @@ TEST(calibrated_plans_have_seconds)
     json_decref(root);
 }
 
+TEST(tuned_plans_are_sorted_by_their_seconds)
+{
+    calibrate_once();
+    expect_plan(EXAMPLE " --tune", 1, "--tune has to know what compute takes: give --compute");
+    expect_plan(EXAMPLE " --tune --rates /dev/null", 1, "/dev/null: line 1");
+    expect_plan(EXAMPLE " --tune --strategy ddp", 2, "--tune looks for --strategy");
+    expect_plan(EXAMPLE " --tune --compute 0.5", 0, "of ");
+    EXPECT_HAS(output, "  ddp ");
+    EXPECT_HAS(output, "  zero3     post");
+    json_t *root = plan_json(EXAMPLE " --tune --json --compute 0.001 --workers 2 --daemons 2 "
+                                     "--path copy --micro-batches-per-worker 2");
+    const json_t *rows = json_object_get(root, "tuned");
+    const size_t count = json_array_size(rows);
+    const double best = seconds_at(json_object_get(json_array_get(rows, 0), "time"), "step_s");
+    EXPECT(count > 20);
+    for (size_t i = 0; i < count; i++) {
+        const json_t *time = json_object_get(json_array_get(rows, i), "time");
+        const json_t *before = json_object_get(json_array_get(rows, i > 0 ? i - 1 : 0), "time");
+        expect_seconds(time);
+        EXPECT(seconds_at(time, "step_s") >= seconds_at(before, "step_s") - best * 0.001);
+    }
+    char strategy[16];
+    snprintf(strategy, sizeof strategy, "%s",
+             json_string_value(
+                 json_object_get(json_object_get(json_array_get(rows, 0), "policy"), "strategy")));
+    json_decref(root);
+    root = plan_json(EXAMPLE " --tune --ops --compute 0.001 --workers 2 --daemons 2 "
+                             "--path copy --micro-batches-per-worker 2");
+    EXPECT_STR(json_string_value(json_object_get(json_object_get(root, "policy"), "strategy")),
+               strategy);
+    EXPECT(json_array_size(json_object_get(root, "ops")) > 20);
+    json_decref(root);
+    expect_plan(EXAMPLE " --tune --compute 0.5 --max-live-units 1", 0,
+                "18 refused: max_live_units");
+}
+
 /* A copy of the rates with something else in it is refused by name where it was named, and left out
  * where it is the usual one. */
 static void expect_refused(const char *sed, const char *why)
