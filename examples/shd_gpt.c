@@ -24,12 +24,14 @@
 #include "examples/gpt/data.h"
 #include "examples/gpt/evaluate.h"
 #include "examples/gpt/gemm.h"
+#include "examples/gpt/introduce.h"
 #include "examples/gpt/options.h"
 #include "examples/gpt/plan_file.h"
 #include "examples/gpt/pool.h"
 #include "examples/gpt/progress.h"
 #include "examples/gpt/schedule.h"
 #include "examples/gpt/shape.h"
+#include "examples/gpt/tune.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
 
@@ -43,6 +45,7 @@ struct train {
     shd_session *session;
     shd_model *model;
     struct progress progress;
+    struct tune tune;
     uint64_t told;     /* rank 0: steps below this one are printed */
     uint64_t begun_ns; /* this process, since 1970: steps of before are not its run's */
     int signal;        /* the one that ends the run, of any worker, after a whole step; 0: none */
@@ -293,36 +296,9 @@ static void train_note_idle(const struct options *o)
                 (uintmax_t)o->rank, (uintmax_t)o->world, (uintmax_t)groups);
 }
 
-static int train_loop(struct train *t, struct shd_err *e)
-{
-    const struct options *o = t->options;
-    const uint64_t first = shd_step(t->model);
-    train_note_idle(o);
-    if (!o->elastic && o->rank == 0 && first > 0)
-        progress_note(&t->progress, "the model is at step %ju: going on from there",
-                      (uintmax_t)first);
-    t->compute.before = o->elastic ? train_evaluate_elastic : NULL;
-    t->compute.before_ctx = t;
-    t->told = o->elastic ? 0 : first; /* others may have begun before this worker was there */
-    progress_begin(&t->progress, first, train_stats(t).wait_ns);
-    while (train_goes_on(t)) {
-        const int r = train_step(t, e);
-        if (r != SHD_OK)
-            return r;
-    }
-    const uintmax_t step = shd_step(t->model), steps = o->steps;
-    t->left = o->elastic && step < steps;
-    if (t->left && o->rank == 0)
-        progress_note(&t->progress, "left by %s at step %ju of %ju",
-                      train_signal_name((int)train_signal), step, steps);
-    if (t->signal != 0 && o->rank == 0)
-        progress_note(&t->progress, "stopped by %s after step %ju of %ju",
-                      train_signal_name(t->signal), step, steps);
-    train_note_misses(t);
-    return SHD_OK;
-}
-
-/* -- Set-up ---------------------------------------------------------------------------------- */
+/* -- The model and its policy
+ * ---------------------------------------------------------------------------------
+ */
 
 /* The spec of the model the options describe, as JSON; free() it. NULL: no memory. */
 static char *train_spec(const struct options *o)
@@ -338,6 +314,27 @@ static char *train_spec(const struct options *o)
                                    .weight_decay = o->weight_decay,
                                    .ema = o->ema };
     return gpt_spec_json(&shape, &spec);
+}
+
+/* --plan: operations in place of the policy, but for its path; or policies to be tried. */
+static int train_set_plan(struct train *t, struct shd_err *e)
+{
+    const struct options *o = t->options;
+    char *text;
+    int r = plan_file_read(o->plan, &text, e);
+    if (r != SHD_OK)
+        return r;
+    r = tune_read(text, &o->chosen.policy, &t->tune, e);
+    if (r == SHD_OK && t->tune.count == 0)
+        r = shd_set_plan(t->model, text, e);
+    else if (r == SHD_OK && o->standalone)
+        r = err_set(e, SHD_EINVAL,
+                    "policies to be tried, with --standalone: the model is opened anew for each, "
+                    "and would be gone with this process' own; use daemons");
+    else if (r == SHD_OK)
+        r = shd_set_policy(t->model, &t->tune.tries[0].policy, e);
+    free(text);
+    return r == SHD_OK ? r : err_prefix(e, "%s", o->plan);
 }
 
 static int train_is_told_to_end(void *ctx)
@@ -382,13 +379,88 @@ static int train_open_model(struct train *t, bool *ret_refused, struct shd_err *
     if (r != SHD_OK || o->evaluate)
         return r;
     shd_bench_delay_fetches(t->model, (uint64_t)(o->fetch_delay_ms * 1e6));
-    r = shd_set_policy(t->model, &o->chosen.policy, e);
-    if (r == SHD_OK && o->plan != NULL)
-        r = plan_file_set(t->model, o->plan, e);
+    const bool tuned = t->tune.count > 0;
+    r = shd_set_policy(t->model, tuned ? &t->tune.tries[t->tune.at].policy : &o->chosen.policy, e);
+    if (r == SHD_OK && o->plan != NULL && !tuned)
+        r = train_set_plan(t, e);
     *ret_refused = r == SHD_EINVAL || r == SHD_ERANGE || r == SHD_ENOTSUP || r == SHD_ESPEC ||
                    r == SHD_ENOENT;
     return r;
 }
+
+/* A policy is set before the first gradient: between two steps the model is opened anew, by another
+ * session, as a worker that comes back would. */
+static int train_retune(struct train *t, struct shd_err *e)
+{
+    bool refused;
+    shd_close(t->session); /* and the model with it */
+    t->session = NULL;
+    t->model = t->compute.model = NULL;
+    const int r = train_open_model(t, &refused, e);
+    if (r != SHD_OK)
+        return r;
+    progress_mark(&t->progress, shd_step(t->model), train_stats(t).wait_ns);
+    return compute_reopen(&t->compute, t->model, e);
+}
+
+static void train_note_tuned(struct train *t)
+{
+    char name[TUNE_NAME_BYTES];
+    for (uint32_t i = 0; i < t->tune.count; i++)
+        progress_note(&t->progress, "tried %s: predicted %.4g ms, measured %.4g ms%s",
+                      tune_name(&t->tune.tries[i], name), t->tune.tries[i].predicted_s * 1e3,
+                      t->tune.tries[i].measured_s * 1e3,
+                      i == t->tune.at ? ": going on by this one" : "");
+}
+
+static int train_tune(struct train *t, double step_s, struct shd_err *e)
+{
+    const bool tried = t->tune.done;
+    const bool other = tune_step(&t->tune, step_s);
+    if (t->tune.done && !tried && t->options->rank == 0)
+        train_note_tuned(t);
+    return other ? train_retune(t, e) : SHD_OK;
+}
+
+/* -- The run ----------------------------------------------------------------------------------- */
+
+static int train_loop(struct train *t, struct shd_err *e)
+{
+    const struct options *o = t->options;
+    const uint64_t first = shd_step(t->model);
+    train_note_idle(o);
+    if (!o->elastic && o->rank == 0 && first > 0)
+        progress_note(&t->progress, "the model is at step %ju: going on from there",
+                      (uintmax_t)first);
+    t->compute.before = o->elastic ? train_evaluate_elastic : NULL;
+    t->compute.before_ctx = t;
+    t->told = o->elastic ? 0 : first; /* others may have begun before this worker was there */
+    progress_begin(&t->progress, first, train_stats(t).wait_ns);
+    while (train_goes_on(t)) {
+        const uint64_t begin_ns = clock_now_ns();
+        int r = train_step(t, e);
+        if (r == SHD_OK)
+            r = train_tune(t, (double)(clock_now_ns() - begin_ns) * 1e-9, e);
+        if (r != SHD_OK)
+            return r;
+    }
+    const uintmax_t step = shd_step(t->model), steps = o->steps;
+    if (t->tune.count > 0 && !t->tune.done && o->rank == 0)
+        progress_note(&t->progress,
+                      "%u policies are tried in %u steps: there were too few, none was chosen",
+                      t->tune.count, t->tune.count * TUNE_STEPS);
+    t->left = o->elastic && step < steps;
+    if (t->left && o->rank == 0)
+        progress_note(&t->progress, "left by %s at step %ju of %ju",
+                      train_signal_name((int)train_signal), step, steps);
+    if (t->signal != 0 && o->rank == 0)
+        progress_note(&t->progress, "stopped by %s after step %ju of %ju",
+                      train_signal_name(t->signal), step, steps);
+    train_note_misses(t);
+    return SHD_OK;
+}
+
+/* -- Set-up ---------------------------------------------------------------------------------- */
 
 /* The products --precision asks for; what "auto" came to is printed. */
 static int train_init_gemm(struct train *t, bool *ret_refused, struct shd_err *e)
@@ -451,75 +523,6 @@ static void train_deinit(struct train *t)
     free(t->micros);
 }
 
-static void train_introduce_model(struct train *t)
-{
-    const struct options *o = t->options;
-    const struct gpt_shape *shape = &t->compute.shape;
-    progress_note(&t->progress,
-                  "shd-gpt: %.2f M parameters (%ju layers, dim %ju, %ju heads, seq %ju), %.2f MB "
-                  "of text in %u files",
-                  (double)gpt_parameters(shape) * 1e-6, (uintmax_t)o->layers, (uintmax_t)o->dim,
-                  (uintmax_t)o->heads, (uintmax_t)o->seq, (double)data_bytes(t->data) * 1e-6,
-                  data_files(t->data));
-    if (o->experts > 0)
-        progress_note(&t->progress, "%ju experts per layer, one for each token",
-                      (uintmax_t)o->experts);
-    if (o->adapters > 0)
-        progress_note(&t->progress,
-                      "adapters of rank %ju: %.3f M parameters are trained, the rest is frozen",
-                      (uintmax_t)o->adapters, (double)gpt_parameters_trained(shape) * 1e-6);
-}
-
-static void train_introduce_schedule(struct train *t)
-{
-    static const char *const paths[] = {
-        [SHD_PATH_MAP] = "map", [SHD_PATH_COPY] = "copy", [SHD_PATH_NCCL] = "nccl"
-    };
-    const struct options *o = t->options;
-    char schedule[160];
-    if (o->plan != NULL)
-        snprintf(schedule, sizeof schedule, "of %.120s", o->plan);
-    else
-        snprintf(schedule, sizeof schedule, "%s, forward prefetch %ju, backward prefetch %s",
-                 o->strategy, (uintmax_t)o->forward_prefetch, o->prefetch);
-    progress_note(&t->progress,
-                  "schedule %s, path %s; parameters %s, gradients %s, accumulation %s", schedule,
-                  paths[shd_path(t->model)], o->precision, o->grad_precision, o->accumulate);
-    const struct backend *b = t->compute.backend;
-    progress_note(&t->progress, "activations %.1f MB (%.1f MB %s --recompute)",
-                  (double)b->activation_bytes[o->recompute] * 1e-6,
-                  (double)b->activation_bytes[!o->recompute] * 1e-6,
-                  o->recompute ? "without" : "with");
-    if (b->describe[0] != '\0')
-        progress_note(&t->progress, "computed on %s", b->describe);
-    if (t->gemm != GEMM_FULL)
-        progress_note(&t->progress, "%s GEMM: %s", o->precision, gemm_describe(t->gemm));
-    if (!(o->chosen.loss_scale > 0))
-        progress_note(&t->progress, "loss scale dynamic, now %.0f", shd_loss_scale(t->model));
-    else if (o->chosen.loss_scale > 1)
-        progress_note(&t->progress, "loss scale %.0f, static", o->chosen.loss_scale);
-}
-
-static void train_introduce(struct train *t)
-{
-    const struct options *o = t->options;
-    char where[48];
-    train_introduce_model(t);
-    if (o->standalone)
-        snprintf(where, sizeof where, "in this process, without daemons");
-    else
-        snprintf(where, sizeof where, "in %u daemon%s", shd_owners(t->session),
-                 shd_owners(t->session) == 1 ? "" : "s");
-    progress_note(
-        &t->progress,
-        "state %s; %u worker%s%s x %ju thread%s; a step is %ju micro-batches of %ju x %ju "
-        "bytes",
-        where, o->world, o->world == 1 ? "" : "s", o->elastic ? " (elastic)" : "",
-        (uintmax_t)o->threads, o->threads == 1 ? "" : "s", (uintmax_t)o->micro_batches,
-        (uintmax_t)o->batch, (uintmax_t)o->seq);
-    train_introduce_schedule(t);
-}
-
 /* Print to stdout (rank 0). Errors: those of the parts, with what was being done. *ret_refused: the
  * error is about the options, what they ask for cannot be had. *ret_signal: the one that ended the
  * run early, after a whole step; 0: none. */
@@ -537,7 +540,7 @@ static int train_run(const struct options *options, bool *ret_refused, int *ret_
     r = train_init(&t, ret_refused, e);
     if (options->evaluate) {
         if (r == SHD_OK) {
-            train_introduce_model(&t);
+            introduce_model(&t.progress, &t.compute);
             r = evaluate_beside(&t.compute, &t.progress, e);
         }
         if (r == SHD_ECANCELED) {
@@ -546,7 +549,7 @@ static int train_run(const struct options *options, bool *ret_refused, int *ret_
         }
     } else if (r == SHD_OK) {
         if (options->rank == 0)
-            train_introduce(&t);
+            introduce(&t.progress, &t.compute, t.session);
         r = train_loop(&t, e);
     }
     if (r == SHD_OK && options->rank == 0 && !options->evaluate && !t.left)

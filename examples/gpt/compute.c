@@ -55,6 +55,13 @@ int compute_init(struct compute *c, struct shd_err *e)
     return compute_order(c, &config, e);
 }
 
+int compute_reopen(struct compute *c, shd_model *model, struct shd_err *e)
+{
+    const struct backend_config config = compute_config(c);
+    c->model = model;
+    return compute_order(c, &config, e);
+}
+
 void compute_deinit(struct compute *c)
 {
     if (c->backend != NULL)

@@ -43,6 +43,10 @@ struct compute {
 int compute_init(struct compute *c, struct shd_err *e);
 void compute_deinit(struct compute *c);
 
+/* Go on with the same model, opened anew and with the same layout. Errors: those of
+ * shd_set_stream(). */
+int compute_reopen(struct compute *c, shd_model *model, struct shd_err *e);
+
 /* Before each step: its loss scale, and times back to zero. */
 void compute_begin(struct compute *c, double loss_scale);
 

@@ -130,7 +130,7 @@ static const struct flag table[] = {
     { "forward-prefetch", 0, FLAG_U64, "N", "units fetched ahead in forward (1)",
       &parsed.forward_prefetch, 0, GPT_UNITS_MAX },
     { "plan", 0, FLAG_STRING, "FILE",
-      "run these operations, as `shardctl plan --ops` prints them, in place of a schedule",
+      "run what `shardctl plan --ops` prints, or try the best of what --tune --json does",
       &parsed.plan, 0, 0 },
     { "path", 0, FLAG_STRING, "NAME",
       "how parameters come: map (the owners' memory), copy, nccl or auto (auto)", &parsed.path, 0,

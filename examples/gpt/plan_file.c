@@ -21,20 +21,18 @@ static int read_text(FILE *file, const char *path, char *text, struct shd_err *e
     return SHD_OK;
 }
 
-int plan_file_set(shd_model *m, const char *path, struct shd_err *e)
+int plan_file_read(const char *path, char **ret_text, struct shd_err *e)
 {
     FILE *file = fopen(path, "re");
     if (file == NULL)
         return err_sys(e, SHD_ENOENT, "open '%s'", path);
     char *text = malloc(PLAN_TEXT_BYTES_MAX + 2);
-    int r = text != NULL ? read_text(file, path, text, e)
-                         : err_set(e, SHD_ENOMEM, "no memory to read '%s'", path);
+    const int r = text != NULL ? read_text(file, path, text, e)
+                               : err_set(e, SHD_ENOMEM, "no memory to read '%s'", path);
     fclose(file);
-    if (r == SHD_OK) {
-        r = shd_set_plan(m, text, e);
-        if (r != SHD_OK)
-            err_prefix(e, "%s", path);
-    }
-    free(text);
+    if (r == SHD_OK)
+        *ret_text = text;
+    else
+        free(text);
     return r;
 }

@@ -1,11 +1,11 @@
-/* plan_file.h: --plan FILE of shd-gpt. */
+/* plan_file.h: the file of shd-gpt's --plan. */
 #ifndef GPT_PLAN_FILE_H
 #define GPT_PLAN_FILE_H
 
-#include "client/shd.h"
+#include "proto/base/status.h"
 
-/* Have the model's steps run by the operations in a file. Errors: SHD_ENOENT, SHD_EIO, SHD_ENOMEM;
- * those of shd_set_plan(), with the file's name. */
-int plan_file_set(shd_model *m, const char *path, struct shd_err *e);
+/* The text of a file, with a NUL, of at most as many bytes as a plan may have and one more; the
+ * caller's to free. Errors: SHD_ENOENT, SHD_EIO, SHD_ENOMEM, SHD_EINVAL it has a NUL. */
+int plan_file_read(const char *path, char **ret_text, struct shd_err *e);
 
 #endif

@@ -36,13 +36,18 @@ void progress_deinit(struct progress *p)
     p->shown = false;
 }
 
+void progress_mark(struct progress *p, uint64_t step, uint64_t wait_ns)
+{
+    p->mark_step = step;
+    p->mark_ns = clock_now_ns();
+    p->mark_wait_ns = wait_ns;
+}
+
 void progress_begin(struct progress *p, uint64_t first_step, uint64_t wait_ns)
 {
     p->first_step = first_step;
-    p->mark_step = first_step;
-    p->start_ns = clock_now_ns();
-    p->mark_ns = p->last_ns = p->start_ns;
-    p->mark_wait_ns = wait_ns;
+    p->start_ns = p->last_ns = clock_now_ns();
+    progress_mark(p, first_step, wait_ns);
 }
 
 static const char *style(const struct progress *p, const char *code)

@@ -46,6 +46,9 @@ void progress_deinit(struct progress *p);
 /* Before the first step, with the counters as they are then. */
 void progress_begin(struct progress *p, uint64_t first_step, uint64_t wait_ns);
 
+/* Rates and shares of the next line are of what comes from here on: counters begin anew. */
+void progress_mark(struct progress *p, uint64_t step, uint64_t wait_ns);
+
 void progress_step(struct progress *p, const struct progress_step *s);
 
 /* The held-out loss of a step, for --json. */

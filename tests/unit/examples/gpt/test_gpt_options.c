@@ -2,6 +2,7 @@
 #include "examples/gpt/data.h"
 #include "examples/gpt/options.h"
 #include "examples/gpt/schedule.h"
+#include "examples/gpt/tune.h"
 #include "tests/lib/test.h"
 
 /* -- Schedule -------------------------------------------------------------------------------- */
@@ -135,6 +136,72 @@ TEST(bad_options_are_named_with_value_and_limits)
         struct options o;
         EXPECT(parse(bad_options[i].line, &o, &e) < 0);
         EXPECT_HAS(e.text, bad_options[i].part);
+    }
+}
+
+#define ROW(strategy, prefetch, ahead, seconds)                                               \
+    "{\"policy\":{\"strategy\":\"" strategy "\",\"backward_prefetch\":\"" prefetch            \
+    "\",\"forward_prefetch\":" ahead ",\"max_live_units\":0,\"max_live_bytes\":7},\"time\":{" \
+    "\"step_s\":" seconds "}}"
+#define TUNED(rows) "{\"schema\":1,\"tuned\":[" rows "]}"
+
+/* A policy's steps, the first of which does not count. True: another is to be taken. */
+static bool take_steps(struct tune *t, double first, double others)
+{
+    for (uint32_t i = 0; i + 1 < TUNE_STEPS; i++)
+        EXPECT(!tune_step(t, i == 0 ? first : others * (i == 1 ? 100 : 1)));
+    return tune_step(t, others);
+}
+
+TEST(policies_are_tried_and_the_quickest_is_gone_on_by)
+{
+    static const char rows[] = TUNED(
+        ROW("zero1", "pre", "1", "0.5") "," ROW("zero1", "pre", "2", "0.6") "," ROW(
+            "zero3", "post", "3", "0.7") "," ROW("zero3", "none", "0", "1"));
+    const struct shd_policy given = { .size = sizeof given, .path = SHD_PATH_COPY };
+    char name[TUNE_NAME_BYTES];
+    struct shd_err e;
+    struct tune t;
+    EXPECT_OK(tune_read("{\"ops\":[]}", &given, &t, &e), &e);
+    EXPECT_EQ(t.count, 0);
+    EXPECT(!tune_step(&t, 1));
+    EXPECT_OK(tune_read(rows, &given, &t, &e), &e);
+    EXPECT_EQ(t.count, 3); /* of zero1 the first */
+    EXPECT_STR(tune_name(&t.tries[1], name), "zero3, forward prefetch 3, backward prefetch post");
+    EXPECT_EQ(t.tries[1].policy.path, SHD_PATH_COPY);
+    EXPECT_EQ(t.tries[1].policy.max_live_bytes, 7);
+    EXPECT_NEAR(t.tries[2].predicted_s, 1, 0);
+    EXPECT(take_steps(&t, 0.1, 3) && t.at == 1);
+    EXPECT(take_steps(&t, 9, 2) && t.at == 2);
+    EXPECT(take_steps(&t, 0.1, 4) && t.at == 1 && t.done);
+    EXPECT_NEAR(t.tries[1].measured_s, 2, 0);
+    EXPECT(!take_steps(&t, 1, 1));
+    EXPECT_OK(tune_read(TUNED(ROW("ddp", "pre", "0", "1")), &given, &t, &e), &e);
+    EXPECT(!take_steps(&t, 1, 1) && t.done && t.at == 0); /* the only one stays */
+}
+
+TEST(bad_policies_to_try_are_named)
+{
+    static const struct {
+        const char *text, *says;
+    } bad[] = {
+        { TUNED(""), "\"tuned\" must be an array with policies" },
+        { "{\"tuned\":3}", "\"tuned\" must be an array with policies" },
+        { TUNED("7"), "tuned[0].policy.strategy is not" },
+        { TUNED(ROW("zero1", "pre", "1", "1") "," ROW("own", "pre", "1", "1")),
+          "tuned[1].policy.strategy is not what `shardctl plan --tune --json` prints" },
+        { TUNED(ROW("ddp", "after", "1", "1")), "policy.backward_prefetch" },
+        { TUNED(ROW("ddp", "pre", "-1", "1")), "policy.forward_prefetch" },
+        { TUNED(ROW("ddp", "pre", "4294967296", "1")), "policy.forward_prefetch" },
+        { TUNED(ROW("ddp", "pre", "1", "0")), "time.step_s" },
+        { TUNED(ROW("ddp", "pre", "1", "\"1\"")), "time.step_s" },
+    };
+    const struct shd_policy given = { .size = sizeof given };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct shd_err e = { 0 };
+        struct tune t;
+        EXPECT_STATUS(tune_read(bad[i].text, &given, &t, &e), SHD_EINVAL);
+        EXPECT_HAS(e.text, bad[i].says);
     }
 }
 

@@ -105,6 +105,47 @@ done
 fetches() { shardctl plan --spec spec.json --check "$1" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["cost"]["fetches"])'; }
 [[ $(fetches kept.json) == $(($(fetches zero2.json) - 6)) ]] || fail "kept.json: $(fetches kept.json) fetches"
 
+# Policies, as --tune prints them: real steps by each, the quickest is gone on by, and no bit differs.
+row() { printf '{"policy":{"strategy":"%s","backward_prefetch":"%s","forward_prefetch":1,"max_live_units":0,"max_live_bytes":0},"time":{"step_s":%s}}' "$@"; }
+printf '{"schema":1,"tuned":[%s,%s,%s]}' "$(row zero1 pre 0.001)" "$(row zero3 post 0.0625)" "$(row ddp pre 0.125)" >tune.json
+by_name=$want model=${model/--steps $steps/--steps 21}
+# shellcheck disable=SC2086
+shd-gpt $model --standalone >out 2>&1
+want=$(digest_of out)
+for how in "--path copy" --elastic; do
+    workers=2 # of elastic ones a late one has fewer steps than are tried
+    [[ $how == --elastic ]] && workers=1
+    # shellcheck disable=SC2086
+    same "tuned, $how" tune.json 2 $workers $how --json steps.json
+    { [[ $(grep -c "^tried .*: predicted .* ms, measured [0-9.e+]* ms" out) == 3 ]] && grep -q "^tried zero3, .*predicted 62.5 ms" out &&
+        [[ $(grep -c "going on by this one" out) == 1 ]]; } || fail "tuned: $(cat out)"
+    [[ $how == --elastic ]] && break
+    # What the steps have fetched says whose they were: six of zero1, of zero3 and of ddp, the rest the chosen one's.
+    for strategy in zero1 zero3 ddp; do
+        shardctl plan --spec spec.json --strategy $strategy --micro-batches-per-worker 2 --json >$strategy.cost
+    done
+    python3 - "$(sed -n 's/^tried \([a-z0-9]*\),.*going on.*/\1/p' out)" <<'PY' || fail "tuned: steps were other policies'"
+import json
+import sys
+def fetched_by(strategy):
+    with open(strategy + '.cost', encoding='utf-8') as file:
+        return json.load(file)['cost']['fetched_bytes']
+with open('steps.json', encoding='utf-8') as file:
+    steps = [row for row in map(json.loads, file) if 'bytes_fetched' in row]
+chosen = sys.argv[1]
+want = [strategy for strategy in ('zero1', 'zero3', 'ddp') for _ in range(6)] + [chosen] * 3
+got = [row['bytes_fetched'] for row in steps]
+assert fetched_by('zero1') != fetched_by('zero3')
+assert got == [fetched_by(strategy) for strategy in want], (chosen, got)
+PY
+done
+# shellcheck disable=SC2086
+shardctl run --daemons 1 --workers 1 -- shd-gpt ${model/--steps 21/--steps 7} --plan tune.json >out 2>&1 || true
+grep -q "^3 policies are tried in 18 steps: there were too few" out || fail "too few steps: $(cat out)"
+# shellcheck disable=SC2086
+refused "with --standalone: the model is opened anew" shd-gpt $model --standalone --plan tune.json
+want=$by_name model=${model/--steps 21/--steps $steps}
+
 # Wrong ones, by whoever reads them.
 sed 's/"FREE", 0, 3/"FERE", 0, 3/' zero2.json >word.json
 sed '/"RETURN", 0, 3/d' zero2.json >unreturned.json
