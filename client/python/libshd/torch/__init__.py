@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import StepReset, Stopped
 from .api import close, digest, leases, no_sync, report, reset, save, shard, step_of, weight
+from .batch import find_executable_batch_size
 from .data import Sampler
 from .fsdp import FSDPModule, fully_shard
 from .optimizer import Optimizer, Step
@@ -19,9 +20,9 @@ from .scaler import GradScaler
 from .state import load_safetensors, save_safetensors, writable
 
 __all__ = ['DDP', 'FSDPModule', 'GradScaler', 'Optimizer', 'Policy', 'Reader', 'Sampler', 'Settings', 'Step',
-           'StepReset', 'Stopped', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest', 'from_deepspeed', 'from_fsdp', 'fully_shard',
-           'leases', 'load_safetensors', 'no_sync', 'reader', 'report', 'reset', 'save', 'save_safetensors', 'shard',
-           'step_of', 'weight', 'writable']
+           'StepReset', 'Stopped', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest', 'find_executable_batch_size',
+           'from_deepspeed', 'from_fsdp', 'fully_shard', 'leases', 'load_safetensors', 'no_sync', 'reader', 'report', 'reset',
+           'save', 'save_safetensors', 'shard', 'step_of', 'weight', 'writable']
 
 
 def __getattr__(name: str) -> Any:
