@@ -1,6 +1,7 @@
 /* shardctl export: pin a step, write what workers read of it as a safetensors file, let go; again
  * with --follow. A file is written under another name, synced, and renamed: what has its name is
- * whole, and LATEST names the last one. */
+ * whole, and LATEST names the last one. With --memory files are this process's memory
+ * (export_memory.h), and it stays for them. */
 #include "client/ctl/state/export.h"
 
 #include <errno.h>
@@ -18,13 +19,12 @@
 #include "client/checkpoint/dir.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
+#include "client/ctl/state/export_memory.h"
+#include "client/ctl/state/weights.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/clock.h"
 #include "proto/base/dir.h"
-#include "proto/base/sys.h"
-#include "proto/files/ckpt.h"
-#include "proto/files/safetensors.h"
 
 #define TIMEOUT_MS  120000u /* of a session that stays: keepers need 30 s for who hangs */
 #define LATEST      "LATEST"
@@ -37,21 +37,31 @@ static const char export_about[] =
     "goes on: exactly one step, in the type that workers read (the spec's `publish`), as other "
     "tools\nload it. For optimizer state, too, see `shardctl checkpoint`.\n"
     "With --follow again and again: each step that is there when the one before is written, or "
-    "with\n--every the multiples of N, those left out that were over by then.";
+    "with\n--every the multiples of N, those left out that were over by then.\n"
+    "With --memory the file is memory of this process, by a path that is printed, and gone with "
+    "it;\nDIR, if there is one, gets links to it. Behind -- a command, which becomes this process.";
 
 static const char export_more[] = VERB_WHERE
     "\n"
     "examples:\n"
     "  shardctl export /data/weights\n"
     "  shardctl export /data/weights --follow --every 50     stays while the daemons run\n"
-    "  shardctl export /dev/shm/weights --follow --keep 2    for tools on this host, in memory\n"
-    "\n--follow: SIGINT and SIGTERM end it with 0, after the file at hand.\n"
+    "  shardctl export --memory -- python eval.py {}         {}: a path to the weights, in memory\n"
+    "  shardctl export /tmp/weights --memory --follow        links to the last two steps in "
+    "memory\n"
+    "\n--follow, --memory: SIGINT and SIGTERM end it with 0, after the file at hand.\n"
     "exit code 1: nothing was written; the reason is on stderr\n";
 
 struct ask {
     const char *dir, *address, *model;
     uint32_t every, keep; /* keep: 0: all */
-    bool follow, ema, json;
+    bool follow, memory, ema, json;
+    char **command; /* borrowed, NULL at its end; NULL: none */
+};
+
+struct target {                   /* where files go */
+    int dir_fd;                   /* owned; -1: there is no directory */
+    struct export_memory *memory; /* owned; NULL: to the directory */
 };
 
 static volatile sig_atomic_t stopped;
@@ -69,56 +79,16 @@ static int is_stopped(void *ctx)
 
 /* -- A file ------------------------------------------------------------------------------------ */
 
-static enum safetensors_dtype dtype_of(enum shd_dtype dtype)
-{
-    return dtype == SHD_BF16  ? SAFETENSORS_BF16
-           : dtype == SHD_F16 ? SAFETENSORS_F16
-                              : SAFETENSORS_F32;
-}
-
-/* All tensors of the spec, in its order; the caller's to free. */
-static struct safetensors_tensor *tensors_of(const struct spec *spec)
-{
-    struct safetensors_tensor *tensors = sys_calloc(spec->tensor_count, sizeof *tensors);
-    for (uint32_t t = 0; tensors != NULL && t < spec->tensor_count; t++) {
-        const struct spec_tensor *from = &spec->tensors[t];
-        tensors[t] = (struct safetensors_tensor){ .name = from->name,
-                                                  .dtype = dtype_of(spec->publish),
-                                                  .rank = from->rank };
-        memcpy(tensors[t].shape, from->shape, sizeof from->shape);
-    }
-    return tensors;
-}
-
-static int write_unit(const shd_model *m, uint32_t unit, const struct safetensors_tensor *tensors,
-                      int fd, const char *name, struct shd_err *e)
-{
-    const struct spec_unit *u = &m->spec->units[unit];
-    const uint8_t *pinned = shd_pinned(m, unit);
-    int r = SHD_OK;
-    for (uint32_t t = u->first_tensor; r == SHD_OK && t < u->first_tensor + u->tensor_count; t++)
-        r = ckpt_pwrite(fd,
-                        pinned + m->spec->tensors[t].offset_elems * dtype_bytes(m->spec->publish),
-                        tensors[t].bytes, tensors[t].at_bytes, name, e);
-    return r;
-}
-
 static int write_pinned(const shd_model *m, int fd, const char *name, uint64_t *ret_bytes,
                         struct shd_err *e)
 {
-    struct safetensors_header header;
-    struct safetensors_tensor *tensors = tensors_of(m->spec);
-    if (tensors == NULL)
-        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " tensors", m->spec->tensor_count);
-    int r = safetensors_header(tensors, m->spec->tensor_count, &header, e);
-    if (r == SHD_OK) {
-        *ret_bytes = header.file_bytes;
-        r = ckpt_pwrite(fd, header.data, header.bytes, 0, name, e);
-        free(header.data);
-    }
-    for (uint32_t u = 0; r == SHD_OK && u < m->spec->unit_count; u++)
-        r = write_unit(m, u, tensors, fd, name, e);
-    free(tensors);
+    struct weights w;
+    int r = weights_new(m, &w, e);
+    if (r != SHD_OK)
+        return r;
+    *ret_bytes = w.header.file_bytes;
+    r = weights_write(&w, fd, name, e);
+    weights_free(&w);
     if (r == SHD_OK && fsync(fd) != 0)
         r = err_sys(e, SHD_EIO, "sync '%s'", name);
     return r;
@@ -131,11 +101,19 @@ static int rename_to(int dir_fd, const char *from, const char *to, struct shd_er
     return fsync(dir_fd) == 0 ? SHD_OK : err_sys(e, SHD_EIO, "sync the directory of '%s'", to);
 }
 
+static int write_latest(int dir_fd, const char *name, struct shd_err *e)
+{
+    char line[CHECKPOINT_NAME_BYTES + 32];
+    snprintf(line, sizeof line, "%s\n", name);
+    unlinkat(dir_fd, LATEST_PART, 0);
+    const int r = checkpoint_write(dir_fd, LATEST_PART, line, (uid_t)-1, e);
+    return r == SHD_OK ? rename_to(dir_fd, LATEST_PART, LATEST, e) : r;
+}
+
 /* The pinned step, whole or not at all. */
 static int write_step(const shd_model *m, int dir_fd, const char *name, uint64_t *ret_bytes,
                       struct shd_err *e)
 {
-    char line[CHECKPOINT_NAME_BYTES + 32];
     int fd = -1;
     unlinkat(dir_fd, FILE_PART, 0);
     int r = checkpoint_create(dir_fd, FILE_PART, 0, (uid_t)-1, &fd, e);
@@ -147,11 +125,7 @@ static int write_step(const shd_model *m, int dir_fd, const char *name, uint64_t
         r = rename_to(dir_fd, FILE_PART, name, e);
     else
         unlinkat(dir_fd, FILE_PART, 0);
-    snprintf(line, sizeof line, "%s\n", name);
-    unlinkat(dir_fd, LATEST_PART, 0);
-    if (r == SHD_OK)
-        r = checkpoint_write(dir_fd, LATEST_PART, line, (uid_t)-1, e);
-    return r == SHD_OK ? rename_to(dir_fd, LATEST_PART, LATEST, e) : r;
+    return r == SHD_OK ? write_latest(dir_fd, name, e) : r;
 }
 
 /* -- Files before it --------------------------------------------------------------------------- */
@@ -210,6 +184,19 @@ static int remove_old(int dir_fd, uint64_t step, uint32_t keep, struct shd_err *
 
 /* -- Steps ------------------------------------------------------------------------------------- */
 
+static void print_held(const struct ask *ask, const char *path, uint64_t step, uint64_t bytes,
+                       const shd_model *m)
+{
+    if (ask->json)
+        verb_json(json_pack("{s:s, s:s, s:I, s:I}", "path", path, "model", shd_model_name(m),
+                            "step", (json_int_t)step, "bytes", (json_int_t)bytes),
+                  JSON_COMPACT, stdout);
+    else
+        printf("%s model=%s step=%" PRIu64 " bytes=%" PRIu64 "\n", path, shd_model_name(m), step,
+               bytes);
+    fflush(stdout);
+}
+
 static void print_written(const struct ask *ask, const char *name, uint64_t step, uint64_t bytes,
                           const shd_model *m)
 {
@@ -223,8 +210,20 @@ static void print_written(const struct ask *ask, const char *name, uint64_t step
     fflush(stdout);
 }
 
+static int hold_step(const struct ask *ask, const shd_model *m, const struct target *to,
+                     const char *name, uint64_t step, struct shd_err *e)
+{
+    uint64_t bytes = 0;
+    int r = export_memory_add(to->memory, m, name, &bytes, e);
+    if (r == SHD_OK && to->dir_fd >= 0)
+        r = write_latest(to->dir_fd, name, e);
+    if (r == SHD_OK && ask->command == NULL)
+        print_held(ask, export_memory_path(to->memory), step, bytes, m);
+    return r;
+}
+
 /* From a step on; *ret_step: which one it was. */
-static int export_one(const struct ask *ask, shd_model *m, int dir_fd, uint64_t from,
+static int export_one(const struct ask *ask, shd_model *m, const struct target *to, uint64_t from,
                       uint64_t *ret_step, struct shd_err *e)
 {
     const struct shd_pin_options pin = {
@@ -236,27 +235,30 @@ static int export_one(const struct ask *ask, shd_model *m, int dir_fd, uint64_t 
     if (r != SHD_OK)
         return r;
     snprintf(name, sizeof name, STEP_NAME, *ret_step);
-    r = write_step(m, dir_fd, name, &bytes, e);
+    if (to->memory != NULL)
+        return hold_step(ask, m, to, name, *ret_step, e);
+    r = write_step(m, to->dir_fd, name, &bytes, e);
     if (r == SHD_OK && ask->keep > 0)
-        r = remove_old(dir_fd, *ret_step, ask->keep, e);
+        r = remove_old(to->dir_fd, *ret_step, ask->keep, e);
     if (r == SHD_OK)
         print_written(ask, name, *ret_step, bytes, m);
     return r;
 }
 
 /* Until the daemons are gone, or we are told to stop: both are a good end. */
-static int export_all(const struct ask *ask, shd_model *m, int dir_fd, struct shd_err *e)
+static int export_all(const struct ask *ask, shd_model *m, const struct target *to,
+                      struct shd_err *e)
 {
     uint64_t step = 0;
-    int r = export_one(ask, m, dir_fd, 0, &step, e);
+    int r = export_one(ask, m, to, 0, &step, e);
     while (ask->follow && r == SHD_OK && !stopped)
-        r = export_one(ask, m, dir_fd, step + 1, &step, e);
+        r = export_one(ask, m, to, step + 1, &step, e);
     shd_unpin(m);
     const bool gone = ask->follow && r == SHD_EGONE;
     return gone || (stopped && r == SHD_ECANCELED) ? SHD_OK : r;
 }
 
-static int export_to(const struct ask *ask, int dir_fd, struct shd_err *e)
+static int export_to(const struct ask *ask, const struct target *to, struct shd_err *e)
 {
     const struct shd_options options = { .size = sizeof options,
                                          .address = ask->address,
@@ -271,26 +273,121 @@ static int export_to(const struct ask *ask, int dir_fd, struct shd_err *e)
         return r;
     r = shd_model_attach(s, ask->model, &m, e);
     if (r == SHD_OK)
-        r = export_all(ask, m, dir_fd, e);
+        r = export_all(ask, m, to, e);
     shd_close(s);
     return r;
 }
 
+static int open_dir(const char *dir, int *ret_fd, struct shd_err *e)
+{
+    if (mkdir(dir, 0777) != 0 && errno != EEXIST)
+        return err_sys(e, SHD_EIO, "make directory '%.150s'", dir);
+    *ret_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return *ret_fd >= 0 ? SHD_OK : err_sys(e, SHD_EIO, "open directory '%.150s'", dir);
+}
+
+/* What was exported is in this process alone: it stays until it is told to end. */
+static void stay(void)
+{
+    sigset_t ends, before;
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGINT);
+    sigaddset(&ends, SIGTERM);
+    sigaddset(&ends, SIGHUP);
+    sigprocmask(SIG_BLOCK, &ends, &before);
+    while (!stopped)
+        sigsuspend(&before);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+}
+
+/* Nothing is attached to the daemons any more. */
+static int after(const struct ask *ask, const struct target *to, struct shd_err *e)
+{
+    if (to->memory == NULL || export_memory_path(to->memory)[0] == '\0')
+        return SHD_OK;
+    if (ask->command != NULL)
+        return export_memory_exec(to->memory, ask->command, e);
+    stay();
+    return SHD_OK;
+}
+
+/* It names a link that went with its file. */
+static void remove_latest(int dir_fd)
+{
+    char name[CHECKPOINT_NAME_BYTES + 32];
+    struct stat st;
+    const int fd = openat(dir_fd, LATEST, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    const ssize_t bytes = fd >= 0 ? read(fd, name, sizeof name - 1) : -1;
+    if (fd >= 0)
+        close(fd);
+    if (bytes <= 0)
+        return;
+    name[bytes] = '\0';
+    name[strcspn(name, "\n")] = '\0';
+    if (fstatat(dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT)
+        unlinkat(dir_fd, LATEST, 0);
+}
+
 static int run(const struct ask *ask, struct shd_err *e)
 {
-    if (mkdir(ask->dir, 0777) != 0 && errno != EEXIST)
-        return err_sys(e, SHD_EIO, "make directory '%.150s'", ask->dir);
-    const int dir_fd = open(ask->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir_fd < 0)
-        return err_sys(e, SHD_EIO, "open directory '%.150s'", ask->dir);
+    struct target to = { .dir_fd = -1 };
+    int r = ask->dir != NULL ? open_dir(ask->dir, &to.dir_fd, e) : SHD_OK;
+    if (r == SHD_OK && ask->memory)
+        r = export_memory_new(ask->keep > 0 ? ask->keep : EXPORT_MEMORY_KEEP, to.dir_fd, &to.memory,
+                              e);
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error with a name */
-    if (ask->follow) {
+    const bool stays = ask->memory && ask->command == NULL;
+    if (ask->follow || stays) {
         signal(SIGINT, stop);
         signal(SIGTERM, stop);
     }
-    const int r = export_to(ask, dir_fd, e);
-    close(dir_fd);
+    if (stays)
+        signal(SIGHUP, stop);
+    if (r == SHD_OK)
+        r = export_to(ask, &to, e);
+    if (r == SHD_OK)
+        r = after(ask, &to, e);
+    export_memory_free(to.memory);
+    if (to.memory != NULL && to.dir_fd >= 0)
+        remove_latest(to.dir_fd);
+    if (to.dir_fd >= 0)
+        close(to.dir_fd);
     return r;
+}
+
+/* What stands behind "--" is the command: cut it off. */
+static char **take_command(int *argc, char **argv)
+{
+    for (int i = 1; i < *argc; i++) {
+        if (strcmp(argv[i], "--") != 0)
+            continue;
+        *argc = i;
+        return argv + i + 1;
+    }
+    return NULL;
+}
+
+/* Returns -1: what is asked for fits together. */
+static int check(const struct ask *ask)
+{
+    bool placed = false;
+    for (char **word = ask->command; word != NULL && *word != NULL; word++)
+        placed = placed || strstr(*word, "{}") != NULL;
+    if (ask->dir == NULL && !ask->memory)
+        return ctl_usage("no directory: shardctl export DIR, or --memory");
+    if (ask->memory && ask->keep > EXPORT_MEMORY_MAX)
+        return ctl_usage("--keep %" PRIu32 ": at most %u files in memory", ask->keep,
+                         EXPORT_MEMORY_MAX);
+    if (ask->command == NULL)
+        return -1;
+    if (!ask->memory)
+        return ctl_usage("a command gets weights in memory: shardctl export --memory -- CMD {}");
+    if (ask->follow || ask->dir != NULL)
+        return ctl_usage("a command gets one step, and no %s: leave %s out",
+                         ask->follow ? "others" : "links", ask->follow ? "--follow" : ask->dir);
+    if (!placed)
+        return ctl_usage("no {} in the command, which is where the path of the weights goes");
+    return -1;
 }
 
 int verb_export(int argc, char **argv)
@@ -300,24 +397,29 @@ int verb_export(int argc, char **argv)
     const struct flag table[] = {
         VERB_ADDRESS_FLAGS(ask.address),
         { "model", 'm', FLAG_STRING, "NAME", "which model (the only one there)", &ask.model, 0, 0 },
+        { "memory", 0, FLAG_BOOL, NULL, "in memory of this process, which stays for it",
+          &ask.memory, 0, 0 },
         { "follow", 'f', FLAG_BOOL, NULL, "stay, and write what comes", &ask.follow, 0, 0 },
         { "ema", 0, FLAG_BOOL, NULL, "the moving average of the parameters, where the spec has one",
           &ask.ema, 0, 0 },
         { "every", 0, FLAG_U32, "N", "only steps that are multiples of N (any)", &ask.every, 1,
           UINT32_MAX },
-        { "keep", 0, FLAG_U32, "N", "remove files of steps before the last N (none)", &ask.keep, 1,
-          UINT32_MAX },
-        { "json", 'j', FLAG_BOOL, NULL, "one JSON object a line: name, model, step, bytes",
-          &ask.json, 0, 0 },
+        { "keep", 0, FLAG_U32, "N", "remove files of steps before the last N (none; in memory 2)",
+          &ask.keep, 1, UINT32_MAX },
+        { "json", 'j', FLAG_BOOL, NULL,
+          "one JSON object a line: name (in memory path), model, step, bytes", &ask.json, 0, 0 },
     };
-    const struct flags flags = VERB_FLAGS(export, "shardctl export DIR [FLAGS]", table);
+    const struct flags flags = VERB_FLAGS(export, "shardctl export [DIR] [FLAGS] [-- CMD {}]",
+                                          table);
     const char *more;
-    const int code = verb_start_word(&flags, argc, argv, &ask.dir, &more);
+    ask.command = take_command(&argc, argv);
+    int code = verb_start_word(&flags, argc, argv, &ask.dir, &more);
     if (code >= 0)
         return code;
     if (more != NULL)
         return ctl_usage("one directory at a time, got '%s' as well", more);
-    if (ask.dir == NULL)
-        return ctl_usage("no directory: shardctl export DIR");
+    code = check(&ask);
+    if (code >= 0)
+        return code;
     return run(&ask, &e) == SHD_OK ? CTL_OK : ctl_fail("%s", e.text);
 }

@@ -87,3 +87,106 @@ python3 "$work/same.py" "$work/w/step-000000000060.safetensors" \
     "$work/saved/step-000000000060/model.safetensors" || fail 'weights differ from the checkpoint'
 shardctl status --json >"$work/status"
 grep -q '"pins":\[\]' "$work/status" || grep -q '"pins": \[\]' "$work/status" || fail 'something is pinned still'
+
+# --memory: the same bytes by a path, in the memory of the process that exports, and in a directory a link to it.
+# Nothing is pinned meanwhile, nobody can change them, and who has them mapped keeps them.
+saved=$work/w/step-000000000060.safetensors
+shardctl export "$work/mem" --memory --json >"$work/mem.out" 2>&1 &
+export_pid=$!
+soon "no weights in memory: $(cat "$work/mem.out")" grep -q '"path"' "$work/mem.out"
+path=$(sed -n 's/.*"path":"\([^"]*\)".*"step":60.*/\1/p' "$work/mem.out")
+case $path in /proc/"$export_pid"/fd/*) ;; *) fail "no path of its own: $(cat "$work/mem.out")" ;; esac
+cmp "$path" "$saved"
+[ "$(readlink "$work/mem/step-000000000060.safetensors")" = "$path" ] || fail "no link: $(ls -l "$work/mem")"
+[ "$(cat "$work/mem/LATEST")" = step-000000000060.safetensors ] || fail "LATEST: $(cat "$work/mem/LATEST")"
+shardctl status --json >"$work/status"
+grep -q '"pins": \?\[\]' "$work/status" || fail 'weights in memory hold a pin'
+cat >"$work/mapped.py" <<'EOF2'
+import mmap, os, signal, sys, time
+
+path, pid, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with open(path, 'rb') as file:
+    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+before = mapped[:]
+for change in (lambda f: os.pwrite(f, b'x', 0), lambda f: os.ftruncate(f, 0), lambda f: mmap.mmap(f, 4096)):
+    with open(path, 'rb+', buffering=0) as file:
+        try:
+            change(file.fileno())
+        except PermissionError:
+            continue
+    sys.exit('weights in memory can be changed')
+os.kill(pid, signal.SIGTERM)
+end = time.monotonic() + seconds
+while os.path.exists(path):
+    assert time.monotonic() < end, 'they are there still'
+    time.sleep(0.05)
+assert mapped[:] == before
+EOF2
+python3 "$work/mapped.py" "$path" "$export_pid" "$limit_s" || fail 'weights in memory are not what they should be'
+wait "$export_pid" || fail "export --memory: $? $(cat "$work/mem.out")"
+export_pid=
+[ -z "$(ls -A "$work/mem")" ] || fail "left over: $(ls -A "$work/mem")"
+
+# A command has them, and only as long as it runs; it finds them where the processes that it starts look, too.
+shardctl export --memory -- cmp {} "$saved" || fail "a command: $?"
+code=0
+# shellcheck disable=SC2016 # the command's own
+shardctl export --memory -- sh -c 'cat "$1" | cmp - "$2" && exit 7' sh {} "$saved" || code=$?
+[ "$code" -eq 7 ] || fail "a command's exit code: $code"
+
+# What is wrong is said.
+wrong() {
+    wants=$1
+    shift
+    if shardctl export "$@" >"$work/out" 2>&1; then fail "took: export $*"; fi
+    expect "$work/out" "$wants"
+}
+wrong 'no directory: shardctl export DIR, or --memory'
+wrong 'shardctl export --memory -- CMD {}' "$work/mem" -- cat {}
+wrong 'no {} in the command' --memory -- cat
+wrong 'leave --follow out' --memory --follow -- cat {}
+wrong "leave $work/mem out" "$work/mem" --memory -- cat {}
+wrong 'at most 1024 files in memory' --memory --keep 1025
+wrong "cannot run 'no-such-command'" --memory -- no-such-command {}
+wrong "'step-000000000060.safetensors' is a file there already" "$work/w" --memory
+cmp "$saved" "$work/again/step-000000000060.safetensors" || fail 'a file was replaced'
+(ulimit -f 8 && wrong 'of memory: File too large' --memory -- cat {})
+
+# --follow keeps the last ones.
+shardctl export "$work/mem" --memory --follow --keep 1 >"$work/mem.out" 2>&1 &
+export_pid=$!
+soon "no weights in memory: $(cat "$work/mem.out")" grep -q 'step=60 ' "$work/mem.out"
+first=$(sed -n 's/ .*//p' "$work/mem.out")
+# shellcheck disable=SC2086
+shd-gpt ${gpt%%--steps*}--steps 62 --threads 1 >"$work/more.out" 2>&1 || fail "more: $(cat "$work/more.out")"
+soon "no step 62: $(cat "$work/mem.out")" grep -q 'step=62 ' "$work/mem.out"
+test -L "$work/mem/step-000000000062.safetensors" || fail "no link: $(ls -l "$work/mem")"
+[ ! -e "$work/mem/step-000000000060.safetensors" ] || fail '--keep 1 kept two'
+[ "$(find "$work/mem" -type l | wc -l)" -eq 1 ] || fail "--keep 1 left: $(ls "$work/mem")"
+shardctl export "$work/again" >/dev/null
+cmp "$work/again/step-000000000062.safetensors" "$work/mem/step-000000000062.safetensors"
+[ "$first" != "$(sed -n '$s/ .*//p' "$work/mem.out")" ] || fail "one path for two steps: $(cat "$work/mem.out")"
+kill -9 "$export_pid"
+wait "$export_pid" 2>/dev/null || true
+export_pid=
+[ ! -e "$work/mem/step-000000000062.safetensors" ] || fail 'memory of a process that was killed is there'
+
+# The package of that format itself reads it there, and PyTorch maps it.
+python=$("$(dirname "$0")/../../../../../scripts/torch_env.py" --print 2>/dev/null) || {
+    echo 'no PyTorch here: the safetensors package is not asked'
+    exit 0
+}
+cat >"$work/open.py" <<'EOF2'
+import sys
+from safetensors import safe_open
+
+tensors = {}
+for path in sys.argv[1:]:
+    with safe_open(path, framework='pt') as file:
+        tensors[path] = {name: file.get_tensor(name) for name in file.keys()}
+one, other = tensors.values()
+assert len(one) > 10 and one.keys() == other.keys() and all(one[n].equal(other[n]) for n in one)
+with open('/proc/self/maps', encoding='ascii') as file:
+    assert any('/memfd:step-000000000062.safetensors' in line for line in file), 'it was copied'
+EOF2
+shardctl export --memory -- "$python" "$work/open.py" {} "$work/again/step-000000000062.safetensors" || fail 'safe_open() does not read it'
