@@ -626,7 +626,8 @@ SHD_API int shd_model_drop(shd_session *s, const char *name, const struct shd_dr
 /* Make a second model, `name`, of what m is at its open step: the same spec but for the name, the
  * same parameters, moments, counts, decision and blob, at all owners or, where this fails, at none.
  * Training of m goes on, and waits for as long as the owners copy its state in memory; nothing is
- * written to disk. It is a full copy: memory as for m is needed. *ret_step (may be NULL): the step.
+ * written to disk. Memory as for m is needed; parameters of frozen units are given back then, where
+ * both can have one copy of them (docs/states.md). *ret_step (may be NULL): the step.
  * Both go on from there by themselves. The history is not copied. Then shd_model_open() or
  * _attach(). Errors: SHD_EEXIST there is a model of that name; SHD_ENOENT a session is making one;
  * SHD_ENOMEM; SHD_ENOTSUP a daemon of an older version; SHD_EINVAL the name; SHD_ESTEP steps are

@@ -33,6 +33,7 @@ static const char *const part_names[KEEPER_PARTS] = {
     [KEEPER_SPILL] = "-spill",
     [KEEPER_SPARE] = "-spare",
     [KEEPER_PUT] = "-put",
+    [KEEPER_COMMON] = "-common",
     "-snap0",
     "-snap1",
     "-snap2",
@@ -196,8 +197,8 @@ int keeper_store(const struct keeper *k, uint64_t instance, enum keeper_part par
 
 void keeper_remove(const struct keeper *k, uint64_t instance)
 {
-    static const enum keeper_part order[] = { KEEPER_PUT, KEEPER_SPARE, KEEPER_SPILL, KEEPER_STATE,
-                                              KEEPER_LEDGER };
+    static const enum keeper_part order[] = { KEEPER_PUT,   KEEPER_SPARE,  KEEPER_SPILL,
+                                              KEEPER_STATE, KEEPER_COMMON, KEEPER_LEDGER };
     for (int i = 0; i < KEEPER_SNAPSHOTS; i++)
         add_removal(k, instance, (enum keeper_part)(KEEPER_SNAPSHOT + i));
     for (size_t i = 0; i < ARRAY_SIZE(order); i++)

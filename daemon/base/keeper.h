@@ -3,8 +3,8 @@
  * all of them to a successor, FDSTOREREMOVE=1 takes one out.
  *
  * A model's descriptors are named after its instance: m<16 hex digits>-ledger, -state, -spill,
- * -spare, -put, -snap0 to -snap7. The ledger goes in first and out last, so that whatever lies
- * there without one is not ours.
+ * -spare, -put, -common, -snap0 to -snap7. The ledger goes in first and out last, so that whatever
+ * lies there without one is not ours.
  *
  * Failure modes: no manager (NOTIFY_SOCKET is not set): nothing is stored, state dies with the
  * process, and Status says so. A manager that does not take a descriptor in time: an error to who
@@ -31,6 +31,7 @@ enum keeper_part {
     KEEPER_SPILL,
     KEEPER_SPARE,
     KEEPER_PUT,
+    KEEPER_COMMON,   /* other models have it as well */
     KEEPER_SNAPSHOT, /* the first of KEEPER_SNAPSHOTS */
     KEEPER_PARTS = KEEPER_SNAPSHOT + 8
 };

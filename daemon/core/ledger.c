@@ -26,6 +26,7 @@ _Static_assert((LEDGER_STEP_MAX + LEDGER_RESETS_MAX + 1) * (SHD_MICROS_MAX + 1) 
                "every operation of every round has a number");
 _Static_assert(offsetof(struct ledger_head, ready) == 320, "what came later lies in its padding,");
 _Static_assert(offsetof(struct ledger_head, commits) == 384, "and in that behind it");
+_Static_assert(LEDGER_COMMON == LEDGER_VERSION + 1, "the newest is known");
 _Static_assert(sizeof(struct ledger_unit) == 64, "and a unit's is no larger");
 _Static_assert(offsetof(struct ledger_decision, scale) == 4, "nor a decision");
 _Static_assert(LEDGER_HISTORY == HISTORY_SLOTS, "the ring is as long as it is said to be");
@@ -188,6 +189,30 @@ struct ledger_maker ledger_maker(const struct ledger_head *h)
     return (struct ledger_maker){ .known = h->made.tag == maker_tag(h),
                                   .uid = (uint32_t)(h->made.by >> 32),
                                   .gid = (uint32_t)h->made.by };
+}
+
+uint64_t ledger_common(const struct ledger *l)
+{
+    return l->head->version < LEDGER_COMMON ? 0 : atomic_load(&l->head->made.common);
+}
+
+bool ledger_common_room(const struct ledger *l)
+{
+    return l->head->version >= LEDGER_VERSION;
+}
+
+/* What lay there in an older version counts for nothing, and is gone before the version says that
+ * it does. */
+void ledger_set_common(struct ledger *l, uint64_t number)
+{
+    CHECK(ledger_common_room(l));
+    if (l->head->version < LEDGER_COMMON) {
+        atomic_store(&l->head->made.common, 0);
+        atomic_signal_fence(memory_order_seq_cst);
+        l->head->version = LEDGER_COMMON;
+    }
+    atomic_signal_fence(memory_order_seq_cst);
+    atomic_store(&l->head->made.common, number);
 }
 
 void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shape)
@@ -684,11 +709,11 @@ int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err 
     const struct ledger_head *h;
     if (!ledger_known(memory, bytes, &h))
         return err_set(e, SHD_ESEGMENT, "segment of %" PRIu64 " bytes is no ledger", bytes);
-    if (h->version < 1 || h->version > LEDGER_VERSION)
+    if (h->version < 1 || h->version > LEDGER_COMMON)
         return err_set(e, SHD_ENOTSUP,
                        "ledger of model '%s' has version %" PRIu32
                        ", this build has %u: start the build that wrote it",
-                       h->name, h->version, LEDGER_VERSION);
+                       h->name, h->version, LEDGER_COMMON);
     int r = check_counts(h, e);
     if (r != SHD_OK) {
         if (e != NULL)

@@ -29,6 +29,8 @@
  *   settings.given    so many changes of settings were given; settings.kept[given & 1] is what is
  *                     kept
  *   guard.go_on       what a guard stopped up to there is trained again; guard.record as record
+ *   common            the parameters of frozen units are in the segment of this number, which other
+ *                     models have as well; 0: in the state segment, as all others are
  *   rewind.under_way  a snapshot is being copied back: nothing else counts until it is
  * (step_rewind.h)
  *
@@ -57,6 +59,7 @@
  * 6 guard, rewinds; 5 settings; 4 counts; 3 resets; 2 more; 1 history. */
 #define LEDGER_VERSION    8u
 #define LEDGER_ONE_COUNT  4u /* the version of one with one count of updates for all units */
+#define LEDGER_COMMON     9u /* as 8, of a model that has, or had, memory in common with others */
 #define LEDGER_NAME_BYTES 128u
 #define LEDGER_BLOB_BYTES ((uint64_t)768 * 1024)
 #define LEDGER_METRICS    4u
@@ -122,6 +125,7 @@ struct ledger_window { /* of units, for a guard: share/unit_window.h; 0: none */
 struct ledger_made { /* ledger_maker(); in a place that builds without it leave alone */
     uint64_t by, tag;
     struct ledger_window window; /* from version 8 on */
+    _Atomic uint64_t common;     /* from LEDGER_COMMON on: ledger_common() */
 };
 
 struct ledger_head {
@@ -274,6 +278,13 @@ void ledger_decision_put(struct ledger *l, uint32_t slot, const struct decision 
 
 /* Not known: of one that a build without it has made. */
 struct ledger_maker ledger_maker(const struct ledger_head *h);
+
+/* The number of the segment that has the parameters of frozen units; 0: none. Setting it, room or
+ * not: false: a ledger of an older version has none. One that was set is no older build's any more,
+ * which would take what is not in the state segment for zeros. */
+uint64_t ledger_common(const struct ledger *l);
+bool ledger_common_room(const struct ledger *l);
+void ledger_set_common(struct ledger *l, uint64_t number);
 
 /* True when memory[bytes] is a ledger of any version: *ret_head may be read up to `name`. */
 bool ledger_known(const void *memory, uint64_t bytes, const struct ledger_head **ret_head);

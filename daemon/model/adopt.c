@@ -19,6 +19,7 @@
 #include "daemon/core/ledger.h"
 #include "daemon/core/presence.h"
 #include "daemon/model/apply.h"
+#include "daemon/model/common.h"
 #include "daemon/model/create.h"
 #include "daemon/model/model.h"
 #include "daemon/model/model_unit.h"
@@ -161,6 +162,8 @@ static int map_state(struct model *m, const struct keeper_group *g, struct shd_e
 {
     int r = map_part(m->kern, g, KEEPER_STATE, SEGMENT_STATE, m->ledger->head->state_bytes,
                      &m->state, e);
+    if (r == SHD_OK)
+        r = common_adopt(m, g, e);
     if (r != SHD_OK)
         return r;
     if (m->kern->ops->place == SEGMENT_HOST && !m->state.file)
@@ -302,6 +305,7 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     if (r != SHD_OK) {
         put_unadopt(m);
         snapshots_unadopt(m);
+        common_unadopt(m);
         unmap_state(d, &m->state);
         unmap_host(&m->spill->segment);
         m->kept.spare_fd = -1; /* the group's, which keeps it */
@@ -311,6 +315,7 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     ledger_renew(m->ledger);
     put_adopted(m, g);
     snapshots_adopted(m, g);
+    common_adopted(m, g);
     m->ledger_segment = *ledger_segment;
     model_adopted(m);
     for (int part = 0; part < KEEPER_PARTS; part++)
@@ -328,12 +333,14 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     return SHD_OK;
 }
 
-/* Its memory, however long the keeper takes to close its own descriptors. */
+/* Its memory, however long the keeper takes to close its own descriptors. What other models have as
+ * well is theirs. */
 static void give_back(const struct keeper_group *g)
 {
     for (int part = 0; part < KEEPER_PARTS; part++) {
         struct stat st;
-        if (part != KEEPER_LEDGER && g->fd[part] >= 0 && fstat(g->fd[part], &st) == 0 &&
+        if (part != KEEPER_LEDGER && part != KEEPER_COMMON && g->fd[part] >= 0 &&
+            fstat(g->fd[part], &st) == 0 &&
             st.st_size > 0 && /* else a device's, which goes with its last descriptor */
             fallocate(g->fd[part], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, st.st_size) != 0)
             log_warn("op=adopt instance=%016" PRIx64 " why=\"give memory back: %s\" do=\"nothing: "

@@ -13,6 +13,7 @@
 #include "daemon/core/ledger.h"
 #include "daemon/core/presence.h"
 #include "daemon/core/step.h"
+#include "daemon/model/common.h"
 #include "daemon/model/fork.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
@@ -53,7 +54,9 @@ struct create {
     struct task task;
     int status;
     struct shd_err err;
-    struct fork *fork; /* owned: what was forked; NULL: nothing was */
+    struct fork *fork;         /* owned: what was forked; NULL: nothing was */
+    struct common_work common; /* of frozen units, before that */
+    bool alone;                /* it failed: the fork has all of its own */
 };
 
 /* -- The list -----------------------------------------------------------------------------------
@@ -350,6 +353,11 @@ int create_put(struct op *op)
     if (c->op != NULL)
         return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " is being taken from the stage",
                        c->putting);
+    if (m->kept.common != NULL)
+        return err_set(&op->err, SHD_EINVAL,
+                       "model '%s' is a fork, and has memory in common with its model: no start "
+                       "values are put there",
+                       c->name);
     if (req->unit >= m->spec->unit_count)
         return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
                        m->spec->unit_count);
@@ -388,6 +396,68 @@ static void state_copied(struct task *task)
     for (uint32_t u = 0; r == SHD_OK && u < c->model->spec->unit_count; u++)
         c->put[u] = true;
     finish(c, r);
+}
+
+static void common_ended(uv_work_t *work, int cancelled)
+{
+    struct create *c = work->data;
+    struct model *from = c->common.from;
+    struct op *op = c->op;
+    CHECK(cancelled == 0);
+    from->use.forks--;
+    if (c->daemon->stopping)
+        return;
+    if (c->common.broken)
+        c->state = CREATE_MAKING; /* so it goes */
+    if (c->common.broken || c->session == 0) {
+        finish(c, c->status != SHD_OK ? c->status : err_set(&c->err, SHD_EGONE, "session ended"));
+        return;
+    }
+    if (c->status != SHD_OK)
+        log_info("op=fork model=%s of=%s status=%s why=\"%s\" do=\"nothing: it has frozen units of "
+                 "its own\"",
+                 c->name, from->spec->name, status_name(c->status), c->err.text);
+    c->alone = c->status != SHD_OK;
+    c->op = NULL;
+    op_again(&op);
+}
+
+static void end_common(uv_work_t *work)
+{
+    const struct create *c = work->data;
+    common_end(&c->common);
+}
+
+static void make_common(uv_work_t *work)
+{
+    struct create *c = work->data;
+    c->status = common_make(&c->common, &c->err);
+}
+
+static void common_made(uv_work_t *work, int cancelled)
+{
+    struct create *c = work->data;
+    CHECK(cancelled == 0);
+    if (common_done(&c->common) && !c->daemon->stopping)
+        uv_queue_work(c->daemon->loop, &c->work, end_common, common_ended);
+    else
+        common_ended(work, cancelled);
+}
+
+/* SHD_OK: nothing is to be done before the copy. */
+static int see_to_common(struct create *c, struct op *op)
+{
+    struct model *from = op->model;
+    const bool can = !c->alone && common_can(from, c->model);
+    if (!common_due(from, c->model, can))
+        return SHD_OK;
+    if (from->use.forks > 0)
+        return busy(op);
+    c->common = (struct common_work){ .from = from, .to = c->model, .can = can };
+    c->op = op;
+    from->use.forks++;
+    uv_queue_work(c->daemon->loop, &c->work, make_common, common_made);
+    return SHD_PENDING;
 }
 
 /* No update is under way, and those to come queue behind the copy; or it is of a snapshot. */
@@ -435,14 +505,18 @@ static void forget_waiting(const struct op *op)
 /* A request that waits is served without its frame. */
 static int keep_settings(struct op *op)
 {
-    struct wire_bytes *settings = &op->req.fork.settings;
-    if (settings->bytes == 0 || op->work != NULL)
+    struct wire_bytes *const parts[] = { &op->req.fork.settings, &op->req.fork.settings_more };
+    const size_t bytes = parts[0]->bytes + parts[1]->bytes;
+    if (bytes == 0 || op->work != NULL)
         return SHD_OK;
-    op->work = sys_malloc(settings->bytes); /* freed with the op */
-    if (op->work == NULL)
+    uint8_t *at = op->work = sys_malloc(bytes); /* freed with the op */
+    if (at == NULL)
         return err_set(&op->err, SHD_ENOMEM, "no memory for a request");
-    memcpy(op->work, settings->data, settings->bytes);
-    settings->data = op->work;
+    for (size_t i = 0; i < ARRAY_SIZE(parts); at += parts[i++]->bytes) {
+        if (parts[i]->bytes > 0)
+            memcpy(at, parts[i]->data, parts[i]->bytes);
+        parts[i]->data = at;
+    }
     return SHD_OK;
 }
 
@@ -462,15 +536,18 @@ int create_fork(struct op *op)
     struct model *from = op->model;
     forget_waiting(op);
     r = fork_may_begin(from, req->step, &op->err);
-    if (r == SHD_OK)
-        return fork_now(c, op);
     if (r == SHD_EBUSY)
         return busy(op);
-    if (r != SHD_PENDING)
+    if (r != SHD_OK && r != SHD_PENDING)
         return r;
+    const bool now = r == SHD_OK;
     r = keep_settings(op);
+    if (r == SHD_OK)
+        r = see_to_common(c, op);
     if (r != SHD_OK)
         return r;
+    if (now)
+        return fork_now(c, op);
     model_wait(from, op);
     return SHD_PENDING;
 }

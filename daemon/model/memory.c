@@ -6,6 +6,7 @@
 
 #include "daemon/base/keeper.h"
 #include "daemon/core/ledger.h"
+#include "daemon/model/common.h"
 #include "daemon/model/model.h"
 #include "daemon/model/paging.h"
 #include "daemon/model/quota.h"
@@ -58,7 +59,8 @@ static int share(struct model *m, struct shd_err *e)
 
 static uint64_t kept_bytes(const struct model *m)
 {
-    return m->state.bytes + m->ledger_segment.bytes + m->json.segment.bytes;
+    const uint64_t others = common_counts(m) ? 0 : common_bytes(m);
+    return m->state.bytes - others + m->ledger_segment.bytes + m->json.segment.bytes;
 }
 
 static uint64_t shared_bytes(const struct model *m)
@@ -181,6 +183,7 @@ void memory_free(struct model *m)
     if (m->kept.stored && !ledger_filled(m->ledger->head))
         keeper_remove(m->kept.keeper, m->kept.instance);
     spare_free(m);
+    common_free(m);
     segment_close(&m->board_segment);
     m->kern->ops->segment_close(m->kern, &m->publish);
     segment_close(&m->ledger_segment);

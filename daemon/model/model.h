@@ -10,6 +10,7 @@
 
 struct board;
 struct checkpoint;
+struct common;
 struct daemon;
 struct drop;
 struct keeper;
@@ -55,6 +56,7 @@ struct model_kept {              /* what outlives this process */
     bool adopted;            /* from a predecessor */
     bool one_count;          /* as model_home, where it is made here */
     struct quota_use *quota; /* owned: what it takes, and who made it (quota.h) */
+    struct common *common;   /* owned: frozen units that forks have as well (common.h); or NULL */
 };
 
 struct model_trail {              /* of all units' work */
@@ -85,6 +87,7 @@ struct model_use {
     bool dropped;         /* nothing is begun for it any more */
     bool rewinding;       /* it goes back (rewind.h): requests are to be asked again */
     uint32_t shows;       /* that count something of it now */
+    uint32_t forks;       /* that see to memory in common now: no put begins */
     uint32_t inboxes;     /* of all sessions, those included that are being closed */
     uint64_t inbox_bytes; /* of all sessions, now */
     uint64_t snapshot_bytes, snapshot_file_bytes; /* of these, in memory and on files */

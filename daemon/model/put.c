@@ -15,6 +15,7 @@
 #include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
 #include "daemon/core/step_put.h"
+#include "daemon/model/common.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
@@ -45,6 +46,7 @@ struct put {
     uint64_t *updates;      /* owned, [units]; as step_put_updates() */
     bool stored;            /* with the keeper */
     bool given_up;          /* by its session, while op is pending */
+    bool left;              /* frozen units have pages of their own again (common.h) */
     uv_work_t work;
     int status;
     struct shd_err err;
@@ -162,12 +164,24 @@ static void write_updates(struct put *put)
         memcpy(at, put->updates, put->model->spec->unit_count * sizeof *put->updates);
 }
 
+static bool of_frozen_units(const struct put *put)
+{
+    const struct spec *spec = put->model->spec;
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        if (spec->units[u].frozen && put->arrays[u] != 0)
+            return true;
+    return false;
+}
+
 static void make(uv_work_t *work)
 {
     struct put *put = work->data;
     const uint64_t bytes = putmap_bytes(put->model->map, put->arrays, put->updates != NULL);
     FAIL_POINT("put:make");
-    put->status = model_take(put->model, bytes, "a put", &put->err);
+    if (of_frozen_units(put))
+        put->status = common_leave(put->model, &put->left, &put->err);
+    if (put->status == SHD_OK)
+        put->status = model_take(put->model, bytes, "a put", &put->err);
     const uint64_t asked = put->status == SHD_OK ? bytes : 0;
     if (put->status == SHD_OK)
         put->status = segment_new("shardd-put", SEGMENT_STAGE, bytes, &put->segment, &put->err);
@@ -180,6 +194,8 @@ static void made(uv_work_t *work, int cancelled)
 {
     struct put *put = work->data;
     CHECK(cancelled == 0);
+    if (put->left)
+        common_left(put->model);
     if (put->model->daemon->stopping)
         return;
     if (put->status == SHD_OK)
@@ -284,6 +300,8 @@ int put_begin(struct op *op)
     if (put != NULL && m->map->owner > 0 && req->consent < put->consent)
         return err_set(&op->err, SHD_ENOENT, "owner 0 has let another put begin since");
     r = make_way(op);
+    if (r == SHD_OK && m->use.forks > 0)
+        return busy(op);
     return r == SHD_OK ? begin(op) : r;
 }
 

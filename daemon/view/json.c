@@ -105,9 +105,12 @@ static json_t *quotas_json(const struct view_snapshot *s)
     return quotas;
 }
 
-/* What is on files, and snapshots in memory. */
+/* What is on files, and snapshots in memory; what other models have as well. */
 static void add_files(json_t *bytes, const struct view_model *vm)
 {
+    json_object_set_new(bytes, "common", json_integer((json_int_t)vm->bytes.common));
+    json_object_set_new(bytes, "common_counted",
+                        json_integer((json_int_t)vm->bytes.common_counted));
     json_object_set_new(bytes, "snapshots", json_integer((json_int_t)vm->bytes.snapshots));
     json_object_set_new(bytes, "state_on_files", json_integer((json_int_t)vm->bytes.file_state));
     json_object_set_new(bytes, "snapshots_on_files",

@@ -99,6 +99,7 @@ struct view_model {
     struct {
         uint64_t state, publish, inbox, board, ledger, spec, spill, spilled, spare, huge, snapshots;
         uint64_t file_state, file_snapshots; /* on files: of such a state `state` is in memory */
+        uint64_t common, common_counted;     /* frozen units that forks have as well; here */
         uint64_t counted;                    /* for quotas, */
         struct view_maker maker;             /* of whom */
     } bytes;

@@ -10,6 +10,7 @@
 #include "daemon/core/lease.h"
 #include "daemon/core/verify.h"
 #include "daemon/model/checkpoint.h"
+#include "daemon/model/common.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
@@ -145,7 +146,9 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->expected = step_cells(m->core);
     vm->returned = step_cells_in(m->core);
     vm->waiting = step_cells_waiting(m->core);
-    vm->bytes.state = m->state.file ? m->use.paged_bytes : m->state.bytes;
+    vm->bytes.state = m->state.file ? m->use.paged_bytes : m->state.bytes - common_bytes(m);
+    vm->bytes.common = common_bytes(m);
+    vm->bytes.common_counted = common_counts(m) ? common_bytes(m) : 0;
     vm->bytes.file_state = m->state.file ? m->state.bytes : 0;
     vm->bytes.snapshots = m->use.snapshot_bytes;
     vm->bytes.file_snapshots = m->use.snapshot_file_bytes;

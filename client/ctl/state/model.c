@@ -306,11 +306,10 @@ static const char fork_about[] =
     "Make a second model, NEW, of what MODEL is at its open step, or was at STEP, of which there "
     "is a\n"
     "snapshot (`shardctl snapshots`): the same spec, parameters, optimizer state, counts, and the\n"
-    "workers' own state; at all its daemons, or at none. It is a full copy in memory, which "
-    "training\n"
-    "waits for. Then both go on by themselves; the history stays with MODEL. --set is in force "
-    "from\n"
-    "NEW's first step on.";
+    "workers' own state; at all its daemons, or at none. It is a copy in memory, which training\n"
+    "waits for; parameters of frozen units are there once for both. Then both go on by "
+    "themselves;\n"
+    "the history stays with MODEL. --set is in force from NEW's first step on.";
 
 static const char fork_more[] = VERB_WHERE
     "\n"

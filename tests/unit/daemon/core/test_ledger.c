@@ -518,10 +518,33 @@ TEST(another_version_is_named_and_left_alone)
     uint64_t bytes;
     struct ledger l = make(&bytes);
     const struct ledger_head *head;
-    l.head->version = LEDGER_VERSION + 1;
+    l.head->version = LEDGER_COMMON + 1;
     l.head->units = 0; /* may mean anything there */
     EXPECT(ledger_known(l.head, bytes, &head) && strcmp(head->name, "model") == 0);
     expect_refused(&l, bytes, "version", SHD_ENOTSUP);
+}
+
+/* The word has a version of its own, which is not taken back: what an older one has there is no
+ * word. */
+TEST(what_is_in_common_is_of_a_version_of_its_own)
+{
+    uint64_t bytes;
+    struct shd_err e = { 0 };
+    struct ledger l = make(&bytes), again;
+    atomic_store(&l.head->made.common, 77);
+    EXPECT_EQ(ledger_common(&l), 0);
+    EXPECT(ledger_common_room(&l));
+    ledger_set_common(&l, 5);
+    EXPECT_EQ(l.head->version, LEDGER_COMMON);
+    EXPECT_OK(ledger_adopt(&again, l.head, bytes, &e), &e);
+    EXPECT_EQ(ledger_common(&again), 5);
+    EXPECT(again.settings != NULL && again.chosen != NULL && again.back != NULL);
+    ledger_set_common(&again, 0);
+    EXPECT_OK(ledger_adopt(&l, l.head, bytes, &e), &e);
+    EXPECT_EQ(ledger_common(&l), 0);
+    l.head->version = LEDGER_ONE_COUNT;
+    EXPECT(!ledger_common_room(&l));
+    free(l.head);
 }
 
 /* Rows of the last `slots - 1` steps can be read, whatever slot the next row is being written to.

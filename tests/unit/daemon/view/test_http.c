@@ -111,9 +111,11 @@ static void expect_model(const json_t *m)
         "last_sum_norm:n? last_skipped:b "
         "metrics:a last_guard:o? last_cause:o? stopped:o? loss:n? grad_norm:n? lr:n? settings:o? "
         "verify:o?");
-    expect_fields(json_object_get(m, "bytes"),
-                  "state:i publish:i inbox:i board:i ledger:i spec:i spill:i spilled:i spare:i "
-                  "huge:i snapshots:i state_on_files:i snapshots_on_files:i counted:i");
+    expect_fields(
+        json_object_get(m, "bytes"),
+        "state:i publish:i inbox:i board:i ledger:i spec:i spill:i spilled:i spare:i "
+        "huge:i common:i common_counted:i snapshots:i state_on_files:i snapshots_on_files:i "
+        "counted:i");
     expect_fields(json_object_get(m, "made_by"), "uid:i gid:i");
     expect_fields(json_object_get(m, "rates"), "steps_per_s:n returns_per_s:n bytes_per_s:n");
     expect_fields(json_object_get(m, "times_ms"), "collect:n? decide:n? apply:n?");
