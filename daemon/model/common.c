@@ -360,6 +360,7 @@ static int found(struct common_work *w, struct shd_err *e)
 /* The pages that it was made with are given up. */
 static int join(struct common_work *w, const struct common *with, struct shd_err *e)
 {
+    CHECK(with != NULL);
     const int fd = fcntl(with->fd, F_DUPFD_CLOEXEC, 0);
     const int r = fd >= 0 ? enter(w->to, with->number, fd, &w->to_has, e)
                           : err_sys(e, SHD_EIO, "another descriptor of frozen units");

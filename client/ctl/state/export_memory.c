@@ -175,7 +175,7 @@ static char *put_path(const char *word, const char *path)
 
 int export_memory_exec(const struct export_memory *x, char **argv, struct shd_err *e)
 {
-    CHECK(x->count > 0);
+    CHECK(x->count > 0 && argv[0] != NULL);
     const struct file *f = &x->files[x->count - 1];
     if (fcntl(f->fd, F_SETFD, 0) != 0)
         return err_sys(e, SHD_EIO, "keep '%s' for the command", f->path);

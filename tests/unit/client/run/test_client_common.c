@@ -99,17 +99,6 @@ static void restart_all(void)
         fixture_wait_up(&daemons, i);
 }
 
-/* The same of daemons that the keeper starts again by itself when they die. */
-static void end_and_start_all(void)
-{
-    for (int i = 0; i < daemons.count; i++) {
-        fixture_ask(&daemons, KEEPER_TERM, i, "");
-        fixture_succeed(&daemons, i, "");
-    }
-    for (int i = 0; i < daemons.count; i++)
-        fixture_wait_up(&daemons, i);
-}
-
 /* -- Memory -----------------------------------------------------------------------------------
  */
 
@@ -373,6 +362,17 @@ TEST(a_keeper_that_has_lost_it_is_said)
 }
 
 #ifdef SHD_FAIL_POINTS
+/* As restart_all(), of daemons that the keeper starts again by itself when they die. */
+static void end_and_start_all(void)
+{
+    for (int i = 0; i < daemons.count; i++) {
+        fixture_ask(&daemons, KEEPER_TERM, i, "");
+        fixture_succeed(&daemons, i, "");
+    }
+    for (int i = 0; i < daemons.count; i++)
+        fixture_wait_up(&daemons, i);
+}
+
 /* Wherever a daemon is killed: the fork is whole, both have what they should, and memory is once
  * what it is. */
 TEST(daemons_killed_in_a_fork_lose_nothing)
