@@ -53,14 +53,6 @@ static struct common *find_other(const struct common *c, uint64_t number, bool c
     return other;
 }
 
-static bool has_others(const struct common *c)
-{
-    pthread_mutex_lock(&all.lock);
-    const bool any = find_other(c, c->number, /* counted= */ false) != NULL;
-    pthread_mutex_unlock(&all.lock);
-    return any;
-}
-
 /* fd is taken. */
 static int add(struct model *m, uint64_t number, uint64_t bytes, int fd, struct common **ret_common,
                struct shd_err *e)
@@ -236,11 +228,8 @@ static int own_pages(const struct model *m, struct shd_err *e)
 
 int common_leave(struct model *m, bool *ret_left, struct shd_err *e)
 {
-    *ret_left = false;
-    if (m->kept.common == NULL || !has_others(m->kept.common))
-        return SHD_OK;
-    const int r = own_pages(m, e);
-    *ret_left = r == SHD_OK;
+    const int r = m->kept.common != NULL ? own_pages(m, e) : SHD_OK;
+    *ret_left = m->kept.common != NULL && r == SHD_OK;
     return r;
 }
 

@@ -10,9 +10,10 @@
  * pages, once they are copied there; a fork gives up those that it was made with.
  *
  * Happy path: a FORK asks whether memory can be in common, and has libuv's pool see to it before
- * the state is copied. Parameters of a frozen unit change by a put alone: before one begins, the
- * model has pages of its own again. A model that goes back to a snapshot writes the values that are
- * there already: one that has snapshots, and had a put, takes no part.
+ * the state is copied. What is in the segment never changes. Parameters of a frozen unit change by
+ * a put alone: before one begins, the model has pages of its own again. A model that goes back to a
+ * snapshot writes the values that are there already: one that has snapshots, and had a put, takes
+ * no part.
  *
  * Killed anywhere: the ledger's word `common` says where the parameters are. It is written when
  * they are at both places, and before one of these goes. A successor maps what the word says, and
@@ -59,9 +60,10 @@ int common_make(struct common_work *w, struct shd_err *e);
 bool common_done(struct common_work *w);
 void common_end(const struct common_work *w);
 
-/* A put of such parameters comes. By libuv's pool: have pages of its own, unless no other model has
- * these; *ret_left: it has. Then common_left() on the loop's thread, if so. Errors: SHD_ENOMEM with
- * the numbers, SHD_EIO: nothing has changed. */
+/* A put of such parameters comes. By libuv's pool: have pages of its own, also where no other model
+ * of this process has these: one that a successor could not adopt yet may. *ret_left: there were
+ * others, and common_left() is to follow on the loop's thread. Errors: SHD_ENOMEM with the numbers,
+ * SHD_EIO: nothing has changed. */
 int common_leave(struct model *m, bool *ret_left, struct shd_err *e);
 void common_left(struct model *m);
 

@@ -99,6 +99,17 @@ static void restart_all(void)
         fixture_wait_up(&daemons, i);
 }
 
+/* As restart_all(), of daemons that the keeper starts again by itself when they die. */
+static void end_and_start_all(void)
+{
+    for (int i = 0; i < daemons.count; i++) {
+        fixture_ask(&daemons, KEEPER_TERM, i, "");
+        fixture_succeed(&daemons, i, "");
+    }
+    for (int i = 0; i < daemons.count; i++)
+        fixture_wait_up(&daemons, i);
+}
+
 /* -- Memory -----------------------------------------------------------------------------------
  */
 
@@ -245,12 +256,12 @@ TEST(a_put_of_frozen_units_is_of_one_model)
         expect_digest(to_fork ? "twin" : "put", put);
         expect_digest(to_fork ? "put" : "twin", plain);
         expect_digest("third", plain);
-        /* One that is left alone with it is put where it is, and is forked again. */
+        /* So it is where no other has them any more, and is forked again. */
         s = attach(PATIENT_MS);
         EXPECT_OK(shd_model_drop(s, "third", NULL, &e), &e);
         m = attach_to(s, to_fork ? "put" : "twin");
         put_ok(m, 9);
-        EXPECT_EQ(status_sum("common"), counted);
+        EXPECT_EQ(status_sum("common"), 0);
         train_pt(m, 1);
         EXPECT_OK(shd_model_fork(m, "again", NULL, &e), &e);
         EXPECT_EQ(status_sum("common"), 2 * counted);
@@ -339,6 +350,53 @@ TEST(snapshots_bring_back_what_they_have)
     fixture_stop(&daemons);
 }
 
+/* What readers pin, and what is saved, is of one of them; what is restored has all of its own. */
+TEST(readers_checkpoints_and_restores_are_of_one_model)
+{
+    const struct shd_restore_options options = { .size = sizeof options, .replace = true };
+    struct shd_err e = { 0 };
+    char two[65], put[65];
+    uint64_t step;
+    put_reference(2, /* put= */ false, 0, two);
+    put_reference(2, /* put= */ true, 1, put);
+    fixture_start_kept(&daemons, 2, ";"); /* a restore ends them */
+    make_ckpts();
+    shd_session *s = attach(PATIENT_MS), *other = attach(PATIENT_MS);
+    shd_model *m = open_pt(s), *twin;
+    train_pt(m, 2);
+    EXPECT_OK(shd_model_fork(m, "twin", NULL, &e), &e);
+    twin = attach_to(other, "twin");
+    EXPECT_OK(shd_pin(m, NULL, &step, &e), &e);
+    EXPECT_OK(shd_pin(twin, NULL, &step, &e), &e);
+    const size_t bytes = shd_unit_elems(m, 2) * 2; /* the frozen tower, bf16 */
+    EXPECT(memcmp(shd_pinned(m, 2), shd_pinned(twin, 2), bytes) == 0);
+    save_ok(m, 1);
+    const uint64_t counted = status_sum("common_counted");
+    put_ok(m, 9);
+    train_pt(m, 1);
+    EXPECT(memcmp(shd_pinned(m, 2), shd_pinned(twin, 2), bytes) == 0); /* as they were pinned */
+    EXPECT_OK(shd_pin(m, NULL, &step, &e), &e);
+    EXPECT(memcmp(shd_pinned(m, 2), shd_pinned(twin, 2), bytes) != 0);
+    shd_close(s);
+    expect_digest("put", put);
+    s = attach(PATIENT_MS);
+    EXPECT_OK(shd_restore(s, ckpts, &options, NULL, &e), &e);
+    EXPECT_EQ(status_sum("common"), counted); /* of the fork alone */
+    m = attach_to(s, "put");
+    EXPECT_OK(shd_model_fork(m, "again", NULL, &e), &e);
+    EXPECT_EQ(status_sum("common_counted"), 2 * counted);
+    EXPECT_OK(shd_restore(other, ckpts, &options, NULL, &e), &e); /* of one that has forks */
+    EXPECT_EQ(status_sum("common_counted"), 2 * counted);
+    shd_close(other);
+    shd_close(s);
+    end_and_start_all();
+    expect_digest("put", two);
+    expect_digest("twin", two);
+    expect_digest("again", two);
+    remove_ckpts();
+    fixture_stop(&daemons);
+}
+
 /* -- Killed -----------------------------------------------------------------------------------
  */
 
@@ -362,17 +420,6 @@ TEST(a_keeper_that_has_lost_it_is_said)
 }
 
 #ifdef SHD_FAIL_POINTS
-/* As restart_all(), of daemons that the keeper starts again by itself when they die. */
-static void end_and_start_all(void)
-{
-    for (int i = 0; i < daemons.count; i++) {
-        fixture_ask(&daemons, KEEPER_TERM, i, "");
-        fixture_succeed(&daemons, i, "");
-    }
-    for (int i = 0; i < daemons.count; i++)
-        fixture_wait_up(&daemons, i);
-}
-
 /* Wherever a daemon is killed: the fork is whole, both have what they should, and memory is once
  * what it is. */
 TEST(daemons_killed_in_a_fork_lose_nothing)
