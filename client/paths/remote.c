@@ -332,14 +332,14 @@ static int check_restore(const struct shd_model *m, const struct map_layout *bef
                     m->spec->name, layout->step);
 }
 
-/* As above: it was dropped, and another one was made under its name, which has come further. At the
- * first step both are as their one spec says. */
+/* As above: it was dropped, or is lost, and another one was made under its name. Also where that is
+ * at the worker's own step, the first one: the gradients that the worker computes may be of what
+ * the other owners have made of that step since, and those would drop them. */
 static int check_instance(const struct shd_model *m, const struct map_layout *before,
                           const struct link *link, const struct map_layout *layout,
                           struct shd_err *e)
 {
-    if (layout->instance == before->instance || layout->instance == 0 || before->instance == 0 ||
-        layout->step == 0)
+    if (layout->instance == before->instance || layout->instance == 0 || before->instance == 0)
         return SHD_OK;
     return link_err(link, SHD_ENOENT, e,
                     "came back with another model '%s', at step %" PRIu64

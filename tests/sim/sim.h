@@ -181,6 +181,7 @@ struct sim_request {
 
 struct sim_layout {
     uint64_t session;
+    uint64_t instance; /* of the owner's model */
     uint64_t step, attempt;
     uint32_t in; /* a bit per micro-batch */
     bool has_decision;
@@ -329,6 +330,7 @@ struct sim_daemon {
     int64_t clock_ns; /* its clock is so far from the true time */
     uint32_t held;    /* messages that wait for a stall's end */
     uint32_t point_left;
+    uint64_t instance; /* of its model: another one each time it is made */
     /* outlives it */
     void *ledger_memory;
     uint64_t ledger_bytes;

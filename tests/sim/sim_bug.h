@@ -1,7 +1,7 @@
 /* Bugs planted on purpose, for the test of the simulator (test_sim_bugs.c): SIM_BUG(n) is
  * true where that test has chosen bug n, and a constant false in everything else. Those of the
  * cores are in copies of these (sim_bugs.cmake), those of the simulated kernel (1, 10) and of
- * spilling (9), of pins' memory (33), of holding (35) and of workers (71 to 74) in the simulator.
+ * spilling (9), of pins' memory (33), of holding (35) and of workers (71 to 75) in the simulator.
  * Each bug has its number here.
  *
  *   1  the word that a kernel is done is stored before its last block
@@ -56,6 +56,7 @@
  *  72  a worker passes decisions on in whatever attempt
  *  73  a worker returns what it read while a snapshot was copied back
  *  74  a pin of a step that was given up is shared
+ *  75  a worker goes on with an owner that has made the model anew
  */
 #ifndef SHD_TESTS_SIM_SIM_BUG_H
 #define SHD_TESTS_SIM_SIM_BUG_H

@@ -86,6 +86,7 @@ static struct sim_layout layout_of(const struct sim *s, const struct sim_daemon 
                                    const struct sim_session *ses)
 {
     struct sim_layout layout = { .session = ses->id,
+                                 .instance = d->instance,
                                  .step = step_collecting(d->core),
                                  .attempt = step_attempt(d->core),
                                  .seat = (uint32_t)(ses - d->sessions) };

@@ -47,6 +47,7 @@ static void make_fresh(struct sim *s, struct sim_daemon *d)
     uint8_t *behind = (uint8_t *)d->ledger.more, *end = (uint8_t *)d->ledger_memory + bytes;
     memset(behind, 0, (size_t)(end - behind));
     memset(&d->back, 0, sizeof d->back);
+    d->instance++;
     d->put = 0;
     memset(d->ledger.history, 0, shape.history_slots * sizeof *d->ledger.history);
     memset(d->board, 0, sizeof d->board);

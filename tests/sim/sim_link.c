@@ -154,6 +154,20 @@ static bool return_open(const struct sim_link *l, uint32_t micro)
     return false;
 }
 
+/* Whoever has opened the model goes on with no other instance of it, also where that has come as
+ * far as the worker: what it computes may be of what the other owners have made of the step since.
+ * It ends; its successor opens what there is. */
+static bool is_another(struct sim *s, struct sim_worker *w, const struct sim_link *l,
+                       uint64_t instance)
+{
+    if (w->work == WORK_ATTACHING || l->layout.instance == instance || SIM_BUG(75))
+        return false;
+    if (!s->kept_lost)
+        sim_lost(s, "an owner has another instance of the model"); /* which breaks */
+    sim_worker_kill(s, w);
+    return true;
+}
+
 /* An owner's successor knows what its predecessor said, unless its segments are gone. */
 static void check_kept(struct sim *s, const struct sim_worker *w, const struct sim_link *l)
 {
@@ -187,6 +201,7 @@ void sim_link_attached(struct sim *s, struct sim_worker *w, const struct sim_msg
     sim_note(s, "attached", msg->daemon, msg->worker, msg->reply.layout.step, 0, 0);
     l->up = true;
     l->daemon_gen = msg->daemon_gen;
+    const uint64_t instance = l->layout.instance;
     l->layout = msg->reply.layout;
     l->layout_new = true;
     l->session = l->layout.session;
@@ -194,6 +209,8 @@ void sim_link_attached(struct sim *s, struct sim_worker *w, const struct sim_msg
     l->seq = 0;
     memset(l->slot_taken, 0, sizeof l->slot_taken);
     memset(l->answered_seq, 0, sizeof l->answered_seq);
+    if (is_another(s, w, l, instance))
+        return;
     check_kept(s, w, l);
     replay(s, w, msg->daemon);
 }

@@ -687,7 +687,8 @@ void sim_worker_event(struct sim *s, struct sim_worker *w, const struct sim_even
         computed(s, w, event->arg);
     else if (event->kind == EV_RESEND)
         sim_link_resend(s, w);
-    run(s, w);
+    if (w->alive)
+        run(s, w);
 }
 
 /* -- Life ---------------------------------------------------------------------------------------

@@ -273,6 +273,16 @@ TEST(lost_keeper_is_reported_and_never_silently_wrong)
     EXPECT(lost > 0);
 }
 
+/* It sees the same step there as it is at; what it has computed is of no step at all. */
+TEST(late_worker_returns_nothing_to_an_owner_that_began_anew)
+{
+    struct sim_config c = sim_config_of(find("keeper"), 73);
+    EXPECT_EQ(sim_run(&c, false).outcome, SIM_LOST);
+    c.micros = 2; /* the least of each that shows it */
+    c.steps = 4;
+    EXPECT_EQ(sim_run(&c, false).outcome, SIM_LOST);
+}
+
 TEST(result_is_the_same_for_any_number_of_daemons_and_workers)
 {
     const char *const names[] = { "calm", "both" };

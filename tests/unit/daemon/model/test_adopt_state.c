@@ -386,19 +386,41 @@ TEST(adoption_asks_for_time_and_says_what_it_does)
 /* -- State that is gone --------------------------------------------------------------------------
  */
 
+/* All of step 0, as who computes it by itself does; what it read may be anything. */
+static int hand_over_all(shd_model *m, struct shd_err *e)
+{
+    const struct shd_update update = toy_update(0);
+    for (uint32_t micro = 0; micro < TOY_MICROS; micro++)
+        for (uint32_t u = shd_units(m); u-- > 0;) {
+            float *grad;
+            int r = shd_grad(m, micro, u, &grad, e);
+            if (r == SHD_OK)
+                memset(grad, 0, shd_unit_elems(m, u) * sizeof *grad);
+            if (r == SHD_OK)
+                r = shd_return(m, micro, u, e);
+            if (r != SHD_OK)
+                return r;
+        }
+    return shd_commit(m, &update, NULL, e);
+}
+
 /* An owner whose keeper has nothing begins anew at step 0, beside another one at `steps`: a worker
- * that comes then, and one that was there, are told so, by name, and at once. */
+ * that comes then, and one that was there, are told so, by name, and at once. So is one that is
+ * late since step 0, to which both look alike: it computes of what the other owner has since, and
+ * that would be all that the new one gets to sum. */
 static void lose_one_owner(uint64_t steps)
 {
     struct past got;
     struct shd_err e = { 0 };
-    shd_session *s, *late;
-    shd_model *m, *other;
+    shd_session *s, *late, *slow;
+    shd_model *m, *other, *first;
     const struct kind *k = &kinds[1];
     struct pt_run run = run_of(k);
     fixture_start_kept(&daemons, 2, "");
     EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
     EXPECT_OK(shd_model_open(s, kind_spec(k), &m, &e), &e);
+    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &slow, &e), &e);
+    EXPECT_OK(shd_model_open(slow, kind_spec(k), &first, &e), &e);
     while (shd_step(m) < steps)
         EXPECT_OK(train_step(m, &run, &got, &e), &e);
     fixture_ask(&daemons, KEEPER_KILL, 1, "");
@@ -417,6 +439,10 @@ static void lose_one_owner(uint64_t steps)
     EXPECT_HAS(e.text, "daemon cpu1");
     EXPECT_HAS(e.text, "committed state is lost");
     shd_close(s);
+    EXPECT_STATUS(hand_over_all(first, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "daemon cpu1");
+    EXPECT_HAS(e.text, "came back with another model 'kept', at step 0");
+    shd_close(slow);
     fixture_stop(&daemons);
 }
 
