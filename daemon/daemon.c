@@ -404,6 +404,7 @@ int daemon_run(struct daemon *d)
     else
         log_info("op=start device=%s runtime_dir=%s isa=%s gpu=\"%s\"", d->device, d->runtime_dir,
                  ops->name, ops->product);
+    notify_ready(d->notify);
     uv_run(d->loop, UV_RUN_DEFAULT);
     return d->failed ? SHD_EIO : SHD_OK;
 }

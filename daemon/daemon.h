@@ -31,9 +31,9 @@ struct daemon_config {
  * SHD_ENOTSUP no such device here, SHD_EIO, SHD_ENOMEM. */
 int daemon_new(const struct daemon_config *config, struct daemon **ret_daemon, struct shd_err *e);
 
-/* Serve until SIGTERM or SIGINT: SHD_OK; or until the device failed: SHD_EIO. Then
- * the process is to end at once, by _exit(): nothing it holds can be given back in order, and the
- * keeper has what counts. */
+/* Tell the service manager, and serve until SIGTERM or SIGINT: SHD_OK; or until the device failed:
+ * SHD_EIO. Then the process is to end at once, by _exit(): nothing it holds can be given back in
+ * order, and the keeper has what counts. */
 int daemon_run(struct daemon *d);
 
 void daemon_free(struct daemon *d); /* NULL is a no-op */

@@ -282,14 +282,18 @@ static void share_memory(const struct daemon_config *config)
             config->device, room.ignored);
 }
 
+static bool said_ready; /* else the manager had no room for it */
+
 static void say_ready(void)
 {
-    sd_notify(/* unset_environment= */ 0, "READY=1\nSTATUS=Relaying");
+    said_ready = manager_tell("READY=1\nSTATUS=Relaying", /* fd= */ -1, /* wait_us= */ 0) != EAGAIN;
 }
 
 /* Where the service manager looks after it (WatchdogSec=, --watchdog). */
 static void say_alive(void)
 {
+    if (!said_ready)
+        say_ready();
     if (sd_watchdog_enabled(/* unset_environment= */ 0, NULL) > 0)
         manager_tell("WATCHDOG=1", /* fd= */ -1, /* wait_us= */ 0);
 }
@@ -329,7 +333,6 @@ int main(int argc, char **argv)
         fprintf(stderr, "shardd: %s: %s\n", config.device, e.text);
         return e.code == SHD_EINVAL || e.code == SHD_ENOTSUP ? SHARDD_EXIT_USAGE : EXIT_FAILURE;
     }
-    sd_notify(/* unset_environment= */ 0, "READY=1\nSTATUS=Serving");
     if (daemon_run(d) != SHD_OK)
         _exit(EXIT_FAILURE); /* to be restarted */
     /* The keeper keeps what it has, so that a restart goes on where this ends. */

@@ -23,9 +23,11 @@
 #include "proto/base/sys.h"
 
 #define SCRATCH_ELEMS 16u
+#define READY_MS      100u /* until a manager that had no room is told again */
 
 struct notify {
     uv_timer_t timer; /* of the watchdog; runs where one is wanted */
+    uv_timer_t ready; /* runs until the manager has been told */
     struct task probe;
     float *scratch;     /* owned, the device's: written by the probe, read by nobody */
     bool probing;       /* the last one has not come back */
@@ -35,14 +37,16 @@ struct notify {
     int fd;             /* owned socket, there also when descriptors are short; -1: no manager */
 };
 
-static void tell(const struct notify *n, const char *text)
+/* False: it has no room now. */
+static bool tell(const struct notify *n, const char *text)
 {
     if (n->fd < 0)
-        return;
+        return true;
     const int why = manager_tell_by(n->fd, text, /* fd= */ -1, /* wait_us= */ 0);
     if (why != 0 && why != EAGAIN)
         log_warn("op=notify why=\"%s: %s\" do=\"look after the service manager\"",
                  getenv("NOTIFY_SOCKET"), strerror(why));
+    return why != EAGAIN;
 }
 
 static void probed(struct task *task)
@@ -110,8 +114,9 @@ int notify_new(struct daemon *d, struct notify **ret_notify, struct shd_err *e)
         return r;
     }
     uv_timer_init(d->loop, &n->timer);
+    uv_timer_init(d->loop, &n->ready);
     *ret_notify = n; /* from here on the loop knows it */
-    n->timer.data = d;
+    n->timer.data = n->ready.data = d;
     if (sd_watchdog_enabled(/* unset_environment= */ 0, &watchdog_us) > 0) {
         n->scratch = d->kern->ops->alloc(d->kern, SCRATCH_ELEMS * sizeof *n->scratch);
         if (n->scratch == NULL)
@@ -131,6 +136,21 @@ void notify_free(struct daemon *d, struct notify *n)
     if (d->kern != NULL)
         d->kern->ops->release(d->kern, n->scratch, SCRATCH_ELEMS * sizeof(float));
     free(n);
+}
+
+/* A manager waits for this one: other words may be lost, this is told until it has it. */
+static void say_ready(uv_timer_t *timer)
+{
+    const struct daemon *d = timer->data;
+    const bool draining = d->drain_session != 0;
+    if (d->stopping ||
+        tell(d->notify, draining ? "READY=1\nSTATUS=Draining" : "READY=1\nSTATUS=Serving"))
+        uv_timer_stop(timer);
+}
+
+void notify_ready(struct notify *n)
+{
+    uv_timer_start(&n->ready, say_ready, 0, READY_MS);
 }
 
 void notify_step(struct notify *n, bool draining, const char *fmt, ...)

@@ -4,11 +4,14 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -186,10 +189,11 @@ static int know(struct host *h, const char *file, const char *name, uint32_t dae
 
 /* -- Running ----------------------------------------------------------------------------------- */
 
-/* As sd_notify(3) does. Nobody listens: nothing. */
-static void tell_manager(const char *text)
+/* As sd_notify(3) does, but for so long at most; 0: without end. Nobody listens: nothing. */
+static void tell_manager(const char *text, time_t wait_s)
 {
     const char *path = getenv("NOTIFY_SOCKET");
+    const struct timeval wait = { .tv_sec = wait_s };
     struct sockaddr_un to = { .sun_family = AF_UNIX };
     if (path == NULL || path[0] == '\0' || strlen(path) >= sizeof to.sun_path)
         return;
@@ -201,9 +205,34 @@ static void tell_manager(const char *text)
     const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return;
-    if (sendto(fd, text, strlen(text), MSG_NOSIGNAL, (const struct sockaddr *)&to, bytes) < 0)
+    if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait) < 0 ||
+        sendto(fd, text, strlen(text), MSG_NOSIGNAL, (const struct sockaddr *)&to, bytes) < 0)
         ctl_say("tell the service manager at '%s': %s", path, strerror(errno));
     close(fd);
+}
+
+static void *tell_ready(void *arg)
+{
+    (void)arg;
+    tell_manager("READY=1", /* wait_s= */ 0);
+    return NULL;
+}
+
+/* A manager waits for this one, and may be stopped itself: its socket is full then, and daemons and
+ * relay are not to wait. Signals are the loop's. */
+static int begin_tell_ready(struct shd_err *e)
+{
+    pthread_t thread;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int failed = pthread_create(&thread, NULL, tell_ready, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed != 0)
+        return err_set(e, SHD_ENOMEM, "no thread to tell the service manager: %s",
+                       strerror(failed));
+    pthread_detach(thread);
+    return SHD_OK;
 }
 
 static int all_ready(void *arg, struct shd_err *e)
@@ -211,7 +240,6 @@ static int all_ready(void *arg, struct shd_err *e)
     const struct host *h = arg;
     static struct devices all;
     static char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)];
-    (void)e;
     all = (struct devices){ .count = h->all_count, .listed = true };
     for (uint32_t i = 0; i < all.count; i++)
         snprintf(all.names[i], sizeof all.names[i], "%s", h->all[i]);
@@ -220,8 +248,7 @@ static int all_ready(void *arg, struct shd_err *e)
         rundir_note_address(&h->dir.record, &all, h->dir.path);
     printf("export SHARDD_ADDRESS='%s'\n", address);
     fflush(stdout);
-    tell_manager("READY=1");
-    return SHD_OK;
+    return begin_tell_ready(e);
 }
 
 static int keep(struct host *h, struct run_options *o, const char *path)
@@ -236,7 +263,7 @@ static int keep(struct host *h, struct run_options *o, const char *path)
     o->ready = all_ready;
     o->arg = h;
     const int code = supervise(o);
-    tell_manager("STOPPING=1");
+    tell_manager("STOPPING=1", /* wait_s= */ 1);
     updir_release(&h->dir, /* keep_log= */ false);
     return code == CTL_OK ? CTL_OK : CTL_FAILED;
 }

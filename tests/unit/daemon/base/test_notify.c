@@ -1,5 +1,7 @@
 /* notify: when the watchdog is fed while the device has not come back: a copy of a state to a disk
- * is one operation, and no hang as long as something moves. */
+ * is one operation, and no hang as long as something moves; READY=1 at a manager that is stopped.
+ */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +13,7 @@
 
 #include "daemon/base/homes.h"
 #include "daemon/base/keeper.h"
+#include "daemon/base/manager.h"
 #include "daemon/base/notify.h"
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
@@ -132,6 +135,19 @@ static int told(int fd)
     return count;
 }
 
+/* How often, in what has come since. */
+static int told_ready(void)
+{
+    char text[64];
+    int count = 0;
+    ssize_t n;
+    while ((n = recv(manager, text, sizeof text - 1, 0)) > 0) {
+        text[n] = '\0';
+        count += strcmp(text, "READY=1\nSTATUS=Serving") == 0;
+    }
+    return count;
+}
+
 static int new_file(void)
 {
     char name[] = "/var/tmp/shd-notify-XXXXXX";
@@ -158,6 +174,26 @@ TEST(it_is_none_where_all_is_in_memory)
     EXPECT_EQ(told(fd), 0);
     stop();
     close(fd);
+}
+
+/* A manager waits for this word: it has it as soon as it reads again, once, and nobody has waited.
+ */
+TEST(ready_is_told_when_there_is_room)
+{
+    int why;
+    start("memory");
+    while ((why = manager_tell("STATUS=filling", -1, 0)) == 0)
+        continue;
+    EXPECT_EQ(why, EAGAIN);
+    notify_ready(d.notify);
+    for (int i = 0; i < 3; i++)
+        uv_run(&loop, UV_RUN_ONCE);
+    EXPECT_EQ(told_ready(), 0);
+    EXPECT_SOON((uv_run(&loop, UV_RUN_NOWAIT), told_ready() == 1));
+    for (int i = 0; i < LOOKS; i++)
+        uv_run(&loop, UV_RUN_ONCE); /* the watchdog's looks go on */
+    EXPECT_EQ(told_ready(), 0);
+    stop();
 }
 
 TEST_MAIN()
