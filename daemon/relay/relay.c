@@ -3,9 +3,9 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <netdb.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +21,7 @@
 #include "daemon/relay/routes.h"
 #include "daemon/relay/serve.h"
 #include "daemon/relay/stand_in.h"
+#include "daemon/relay/strangers.h"
 #include "daemon/relay/thread.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -31,7 +32,8 @@
 #define DOORS_MAX  (2 * RELAY_DEVICES_MAX + 1)
 #define SWEEP_MS   500
 #define CROWDED_MS 50
-#define STRANGERS  256u /* at a time: threads and descriptors are the workers' here, too */
+#define WAITING_MS 10              /* somebody who has come is not heard yet */
+#define SAID_NS    (10 * NS_PER_S) /* of those that are hung up on, a line so often */
 #define PATH_BYTES (sizeof(((struct sockaddr_un *)NULL)->sun_path))
 
 struct door {
@@ -129,12 +131,6 @@ static void close_doors(struct doors *doors)
 
 static void *door_arg(const struct door *door, int fd)
 {
-    if (door->device[0] == '\0') {
-        int *arg = sys_malloc(sizeof *arg);
-        if (arg != NULL)
-            *arg = fd;
-        return arg;
-    }
     struct stand_in_door *arg = sys_malloc(sizeof *arg);
     if (arg != NULL) {
         arg->fd = fd;
@@ -150,31 +146,73 @@ static bool is_tcp(const struct door *door)
 }
 
 /* Whoever is kept waiting by it may be of the cluster: it is looked at again soon. */
-static bool is_crowded(const struct relay *relay, const struct door *door)
+static bool is_crowded(struct relay *relay, const struct door *door)
 {
-    return is_tcp(door) && atomic_load(&relay->strangers) >= STRANGERS;
+    return is_tcp(door) && strangers_are_crowded(relay->strangers);
 }
 
-/* False: no descriptor, or no thread, is to be had now. */
-static bool let_in(struct relay *relay, const struct door *door)
+/* arg: a heap's, NULL: there was no memory for it. False: fd is closed, arg is gone. */
+static bool begin(struct relay *relay, void (*main)(struct relay *relay, void *arg), void *arg,
+                  int fd)
 {
     struct shd_err e = { 0 };
-    const int fd = accept4(door->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0)
-        return errno == EAGAIN || errno == ECONNABORTED || errno == EINTR;
-    void *arg = door_arg(door, fd);
-    atomic_fetch_add(&relay->strangers, is_tcp(door));
-    const int r = arg != NULL ? relay_thread(relay, door->main, arg, &e)
+    const int r = arg != NULL ? relay_thread(relay, main, arg, &e)
                               : err_set(&e, SHD_ENOMEM, "no memory");
     if (r == SHD_OK)
         return true;
     log_warn("op=relay status=%s why=\"%s\" do=\"raise LimitNOFILE=, or let workers use fewer "
              "connections\"",
              status_name(r), e.text);
-    atomic_fetch_sub(&relay->strangers, is_tcp(door));
     free(arg);
     close(fd);
     return false;
+}
+
+static void say_hung_up(struct relay *relay, const struct sockaddr *address, socklen_t bytes)
+{
+    char name[NI_MAXHOST] = "?";
+    const uint64_t now_ns = clock_now_ns();
+    if (relay->hung_up_ns != 0 && now_ns - relay->hung_up_ns < SAID_NS)
+        return;
+    relay->hung_up_ns = now_ns;
+    getnameinfo(address, bytes, name, sizeof name, NULL, 0, NI_NUMERICHOST);
+    log_warn("op=relay why=\"%s has %u connections that have not said who they are: more are hung "
+             "up on\" do=\"if it is no host of the cluster, keep it out by a firewall\"",
+             name, STRANGERS_OF_ONE + STRANGERS_WAITING_OF_ONE);
+}
+
+static bool hear_strangers(struct relay *relay)
+{
+    struct stranger who;
+    bool ok = true;
+    while (ok && strangers_next(relay->strangers, &who)) {
+        struct stranger *arg = sys_malloc(sizeof *arg);
+        if (arg != NULL)
+            *arg = who;
+        ok = begin(relay, serve_connection, arg, who.fd);
+        if (!ok)
+            strangers_gone(relay->strangers, who.source);
+    }
+    return ok;
+}
+
+/* False: no descriptor, or no thread, is to be had now. */
+static bool let_in(struct relay *relay, const struct door *door)
+{
+    struct sockaddr_storage from = { .ss_family = AF_UNSPEC };
+    struct sockaddr *address = (struct sockaddr *)&from;
+    socklen_t bytes = sizeof from;
+    const int fd = accept4(door->fd, address, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0)
+        return errno == EAGAIN || errno == ECONNABORTED || errno == EINTR;
+    if (!is_tcp(door))
+        return begin(relay, door->main, door_arg(door, fd), fd);
+    const struct stranger who = { stranger_source(address), fd };
+    if (!strangers_come(relay->strangers, &who)) {
+        say_hung_up(relay, address, bytes);
+        close(fd);
+    }
+    return hear_strangers(relay);
 }
 
 static void serve_doors(struct relay *relay, struct doors *doors, int signal_fd,
@@ -190,9 +228,12 @@ static void serve_doors(struct relay *relay, struct doors *doors, int signal_fd,
             crowded |= shut;
         }
         p[doors->count] = (struct pollfd){ .fd = signal_fd, .events = POLLIN };
-        poll(p, doors->count + 1, crowded ? CROWDED_MS : SWEEP_MS);
+        const bool waits = strangers_wait(relay->strangers);
+        poll(p, doors->count + 1, waits ? WAITING_MS : crowded ? CROWDED_MS : SWEEP_MS);
         if (p[doors->count].revents != 0)
             return;
+        if (waits)
+            ok = hear_strangers(relay);
         for (uint32_t i = 0; i < doors->count; i++)
             if (p[i].revents != 0)
                 ok = let_in(relay, &doors->items[i]) && ok;
@@ -246,13 +287,16 @@ int relay_run(const struct relay_config *config, void (*ready)(void), void (*ali
 {
     static struct routes routes;
     static struct doors doors;
+    static struct strangers strangers;
     struct relay relay = { .config = config,
                            .routes = &routes,
+                           .strangers = &strangers,
                            .since_ns = clock_now_ns(),
                            .lock = PTHREAD_MUTEX_INITIALIZER };
     int signal_fd = -1;
     if (mkdir(config->runtime_dir, 0700) < 0 && errno != EEXIST)
         return err_sys(e, SHD_EIO, "make '%.100s'", config->runtime_dir);
+    strangers_init(&strangers);
     int r = catch_signals(&signal_fd, e);
     if (r == SHD_OK)
         r = bulk_keys_new(config->cluster, config->host, &relay.keys, e);

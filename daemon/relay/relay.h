@@ -18,7 +18,6 @@
 #define SHD_RELAY_RELAY_H
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -28,6 +27,7 @@ struct bulk_keys;
 struct mirror;
 struct routes;
 struct stand_in;
+struct strangers;
 struct traffic;
 
 struct relay_config {
@@ -44,13 +44,15 @@ struct relay { /* what its threads share */
     const struct relay_config *config;
     const struct routes *routes; /* borrowed */
     struct bulk_keys *keys;      /* owned */
-    uint64_t since_ns;           /* it runs */
-    pthread_mutex_t lock;        /* of what follows */
-    struct mirror *mirrors;      /* those that live */
-    struct stand_in *waiting;    /* sessions whose worker has not said Hello yet */
-    struct traffic *traffic;     /* what has crossed */
-    uint32_t threads;            /* counted without the lock */
-    _Atomic uint32_t strangers; /* of these: connections of which nobody knows yet whose they are */
+    struct strangers
+        *strangers;           /* borrowed: connections of which nobody knows yet whose they are */
+    uint64_t hung_up_ns;      /* when it was last said that one of them was hung up on */
+    uint64_t since_ns;        /* it runs */
+    pthread_mutex_t lock;     /* of what follows */
+    struct mirror *mirrors;   /* those that live */
+    struct stand_in *waiting; /* sessions whose worker has not said Hello yet */
+    struct traffic *traffic;  /* what has crossed */
+    uint32_t threads;         /* counted without the lock */
 };
 
 /* Run until SIGTERM or SIGINT: SHD_OK, and the process is to end by _exit(), for its threads go on.

@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 #include <poll.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,6 +13,7 @@
 #include "daemon/relay/relay.h"
 #include "daemon/relay/routes.h"
 #include "daemon/relay/served.h"
+#include "daemon/relay/strangers.h"
 #include "daemon/relay/traffic.h"
 
 #define HANDSHAKE_NS (10 * NS_PER_S)
@@ -85,13 +85,13 @@ static int serve(struct relay *relay, struct bulk *bulk, struct opening *o, stru
 
 void serve_connection(struct relay *relay, void *arg)
 {
-    const int fd = *(int *)arg;
+    const struct stranger who = *(struct stranger *)arg;
     struct opening o = { .came = false };
     struct shd_err e = { 0 };
     struct bulk *bulk;
     free(arg);
-    const int r = bulk_accept(relay->keys, fd, HANDSHAKE_NS, &bulk, &e);
-    atomic_fetch_sub(&relay->strangers, 1);
+    const int r = bulk_accept(relay->keys, who.fd, HANDSHAKE_NS, &bulk, &e);
+    strangers_gone(relay->strangers, who.source);
     if (r != SHD_OK) {
         log_warn("op=relay status=%s why=\"a connection was refused: %s\" do=\"compare the cluster "
                  "files and keys of both hosts\"",

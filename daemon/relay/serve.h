@@ -4,8 +4,9 @@
 
 struct relay;
 
-/* Thread: serve the accepted TCP socket *(int *)arg (a heap's, freed) until either side hangs up.
- * It was counted as a stranger, and is none any more when its key is known, or the wrong one. */
+/* Thread: serve the accepted TCP socket of *(struct stranger *)arg (a heap's, freed) until either
+ * side hangs up. It is a stranger that is heard, and none any more when its key is known, or the
+ * wrong one. */
 void serve_connection(struct relay *relay, void *arg);
 
 #endif

@@ -18,6 +18,7 @@
 #include "daemon/relay/routes.h"
 #include "daemon/relay/serve.h"
 #include "daemon/relay/stand_in.h"
+#include "daemon/relay/strangers.h"
 #include "daemon/relay/traffic.h"
 #include "proto/share/board.h"
 #include "proto/share/segment.h"
@@ -30,6 +31,7 @@
 
 struct shardmap *relay_maps[RELAY_SPECS];
 
+static struct strangers strangers;
 static struct relay relays[2]; /* by bit 0 of the input */
 static struct relay_config configs[2] = { { .runtime_dir = "/tmp", .host = "a" },
                                           { .runtime_dir = "/tmp", .host = "a" } };
@@ -141,6 +143,7 @@ static void make_once(void)
     if (relay_maps[0] != NULL)
         return;
     log_set_level(LOG_LEVEL_ERROR);
+    strangers_init(&strangers);
     for (unsigned i = 0; i < RELAY_SPECS; i++) {
         struct spec *spec = NULL;
         CHECK(spec_parse(relay_specs[i], strlen(relay_specs[i]), &spec, &e) == SHD_OK);
@@ -148,7 +151,9 @@ static void make_once(void)
         spec_free(spec);
     }
     for (unsigned i = 0; i < 2; i++) {
-        relays[i] = (struct relay){ .config = &configs[i], .routes = &routes };
+        relays[i] = (struct relay){ .config = &configs[i],
+                                    .routes = &routes,
+                                    .strangers = &strangers };
         CHECK(pthread_mutex_init(&relays[i].lock, NULL) == 0);
     }
 }
@@ -188,11 +193,11 @@ static void run_in_stead(void)
 
 static void run_beside(void)
 {
-    int *fd = malloc(sizeof *fd);
-    CHECK(fd != NULL);
-    *fd = dup(STDERR_FILENO);
-    relays[1].strangers = 1;
-    serve_connection(&relays[1], fd);
+    struct stranger *who = malloc(sizeof *who), next;
+    CHECK(who != NULL);
+    *who = (struct stranger){ .fd = dup(STDERR_FILENO) };
+    CHECK(strangers_come(&strangers, who) && strangers_next(&strangers, &next));
+    serve_connection(&relays[1], who);
 }
 
 static int relay_input(const uint8_t *data, size_t size)

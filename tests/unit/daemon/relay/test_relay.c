@@ -16,6 +16,7 @@
 #include "daemon/relay/bulk.h"
 #include "daemon/relay/frames.h"
 #include "daemon/relay/relay.h"
+#include "daemon/relay/strangers.h"
 #include "daemon/relay/zconn.h"
 #include "proto/share/fdpass.h"
 #include "proto/share/listen.h"
@@ -521,7 +522,9 @@ TEST(a_segment_stays_mapped_while_bytes_come_into_it_however_many_come_after)
  */
 
 #define STRANGERS 400u /* more than a relay hears out at a time */
+#define ADDRESSES 8u   /* of which they are: more than one has its share */
 #define THREADS   300u /* that it may have of them, with some of its own */
+#define OF_ONE    600u /* more of one address than are heard, and wait */
 
 static uint32_t threads_of(pid_t pid)
 {
@@ -550,15 +553,19 @@ static uint32_t most_threads_of(pid_t pid)
     return most;
 }
 
-static int connect_silently(void)
+/* From one of several addresses of this host. */
+static int connect_silently(uint32_t from)
 {
     char name[LISTEN_NAME_BYTES];
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(7100) };
+    const struct sockaddr_in own = { .sin_family = AF_INET,
+                                     .sin_addr = { htonl(0x7f000101 + from) } };
     own_address(name);
     *strchr(name, ':') = '\0';
     EXPECT(inet_pton(AF_INET, name, &a.sin_addr) == 1);
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     EXPECT(fd >= 0);
+    EXPECT(bind(fd, (const struct sockaddr *)&own, sizeof own) == 0);
     EXPECT(connect(fd, (const struct sockaddr *)&a, sizeof a) == 0 || errno == EINPROGRESS);
     return fd;
 }
@@ -577,7 +584,7 @@ TEST(strangers_without_number_leave_threads_to_the_others)
     EXPECT_EQ(listen_for(bulk, 2), SHD_OK);
     const uint32_t before = threads_of(far.relay);
     for (uint32_t i = 0; i < STRANGERS; i++)
-        fds[i] = connect_silently();
+        fds[i] = connect_silently(i % ADDRESSES);
     EXPECT_SOON(threads_of(far.relay) >= before + 200);
     EXPECT(most_threads_of(far.relay) < THREADS);
     EXPECT_EQ(say(bulk, &status), SHD_OK);
@@ -586,6 +593,34 @@ TEST(strangers_without_number_leave_threads_to_the_others)
         close(fds[i]);
     bulk_close(bulk);
     bulk_close(attach(&far));
+    far_stop(&far);
+}
+
+static uint32_t count_hung_up(const int *fds, uint32_t count)
+{
+    uint32_t hung_up = 0;
+    char byte;
+    for (uint32_t i = 0; i < count; i++)
+        hung_up += recv(fds[i], &byte, 1, MSG_DONTWAIT | MSG_PEEK) == 0;
+    return hung_up;
+}
+
+/* Others have the rest of the places: who belongs to the cluster gets in at once. */
+TEST(strangers_of_one_address_have_its_share)
+{
+    int fds[OF_ONE];
+    struct far far = { .files = false };
+    far_start(&far);
+    bulk_close(attach(&far));
+    const uint32_t before = threads_of(far.relay);
+    for (uint32_t i = 0; i < OF_ONE; i++)
+        fds[i] = connect_silently(0);
+    EXPECT_SOON(count_hung_up(fds, OF_ONE) >= OF_ONE - STRANGERS_OF_ONE - STRANGERS_WAITING_OF_ONE);
+    EXPECT_SOON(threads_of(far.relay) >= before + STRANGERS_OF_ONE - 1);
+    EXPECT(most_threads_of(far.relay) <= before + STRANGERS_OF_ONE + 4);
+    bulk_close(attach(&far));
+    for (uint32_t i = 0; i < OF_ONE; i++)
+        close(fds[i]);
     far_stop(&far);
 }
 
