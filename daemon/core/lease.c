@@ -371,7 +371,9 @@ static bool has_its_turn(const struct lease *l, const struct asking *q, uint32_t
     return before < needed;
 }
 
-/* Is the session to compute the group that is verified? left: of the others, not handed out. */
+/* Is the session to compute the group that is verified? left: of the others, not handed out. A copy
+ * that is not looked at is never whole: where workers that died half way have left no room for one,
+ * whoever came would be waited for, and would not be what was waited for. */
 static bool is_to_verify(struct lease *l, const struct asking *q, uint32_t left)
 {
     if (q->verified == l->count || takes_part(l, q->verified, q->worker->session))
@@ -384,7 +386,7 @@ static bool is_to_verify(struct lease *l, const struct asking *q, uint32_t left)
     }
     const uint32_t copies = copies_of(l, q->verified), wanted = verify_wanted(l->verify);
     const uint32_t needed = wanted > copies ? wanted - copies : first;
-    if (needed == 0 || (!first && checker_is_busy(l)))
+    if (needed == 0 || (!first && (checker_is_busy(l) || !verify_has_room(l->verify))))
         return false;
     return left == 0 || has_its_turn(l, q, needed);
 }

@@ -207,6 +207,11 @@ bool verify_partial(const struct verify *v)
     return false;
 }
 
+bool verify_has_room(const struct verify *v)
+{
+    return v->copy_count < VERIFY_COPIES;
+}
+
 uint64_t verify_last_step(const struct verify *v, uint64_t session)
 {
     for (uint32_t i = 0; i < v->state.worker_count; i++)

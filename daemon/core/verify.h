@@ -124,9 +124,10 @@ bool verify_at_hand(const struct verify *v, uint32_t *ret_group); /* as of the l
  * the copies of two differ; 0: as many as come. */
 uint32_t verify_wanted(const struct verify *v);
 
-uint32_t verify_whole(const struct verify *v);                       /* copies that are */
-bool verify_is_whole(const struct verify *v, uint64_t session);      /* its copy */
-bool verify_partial(const struct verify *v);                         /* some copy is coming */
+uint32_t verify_whole(const struct verify *v);                  /* copies that are */
+bool verify_is_whole(const struct verify *v, uint64_t session); /* its copy */
+bool verify_partial(const struct verify *v);                    /* some copy is coming */
+bool verify_has_room(const struct verify *v); /* for one more, by whoever has none */
 uint64_t verify_last_step(const struct verify *v, uint64_t session); /* as verify_count */
 
 const struct verify_state *verify_look(const struct verify *v);

@@ -436,6 +436,26 @@ TEST(copy_of_a_dead_session_goes_to_another)
     EXPECT_EQ(ask(&d, 4), 0);
 }
 
+/* Each of them died half way: one more is compared with nobody, and nobody is to wait for it. */
+TEST(copies_of_the_dead_leave_no_work_that_nobody_looks_at)
+{
+    for (uint64_t dead = VERIFY_COPIES - 2; dead <= VERIFY_COPIES; dead++) {
+        struct desk d = desk_new(1, true, false);
+        for (uint64_t session = 1; session <= dead; session++) {
+            EXPECT_EQ(ask(&d, session), 0);
+            returns(&d, session, 0, 1, 2);
+            lease_forget(d.lease, session);
+        }
+        for (uint32_t i = 0; i < MICROS; i++) {
+            EXPECT_EQ(ask(&d, 10), i);
+            comes_in(&d, 10, i, UNITS);
+        }
+        EXPECT_EQ(ask(&d, 10), ALL_IN);
+        lease_forget(d.lease, 10);
+        EXPECT_EQ(ask(&d, 11), dead < VERIFY_COPIES - 1 ? 0 : ALL_IN);
+    }
+}
+
 TEST(difference_has_a_third_session_compute_it)
 {
     struct desk d = desk_new(1, true, false);
