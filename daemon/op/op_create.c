@@ -1,5 +1,8 @@
 /* CREATE, PUT, FORK: a model whose start values a session puts, or takes from another; see
  * create.h. CREATE of an open model: values that take the place of what it has; see put.h. */
+#include <inttypes.h>
+
+#include "daemon/core/step.h"
 #include "daemon/model/adopt.h"
 #include "daemon/model/create.h"
 #include "daemon/model/drop.h"
@@ -10,13 +13,20 @@
 #include "daemon/net/spec_in.h"
 #include "daemon/op/requests.h"
 
-/* Gradients that were given up, of which this owner has not heard yet, are in no put's way. */
+/* Gradients that were given up, of which this owner has not heard yet, are in no put's way: its
+ * step may have begun again meanwhile. But not where the model went back: an owner that has not
+ * gone yet drops what it was given for the put, and this one, first to be asked, would commit it.
+ */
 static int begin_put(struct op *op)
 {
     const struct wire_create *req = &op->req.create;
     const int r = model_of(op, req->model);
     if (r != SHD_OK)
         return r;
+    if (req->attempt > 0 && req->attempt < step_rewound(op->model->core))
+        return err_set(&op->err, SHD_ERESET,
+                       "step %" PRIu64 " was given up: the model went back to an earlier one",
+                       req->step);
     reset_follow(op->model, req->step, req->attempt);
     const int begun = put_begin(op);
     if (begun == SHD_OK || begun == SHD_PENDING)

@@ -176,6 +176,7 @@ struct sim_request {
     bool has_norms;
     double unit_norms[SIM_UNITS];
     struct decision decision;
+    uint64_t put_line; /* with a put: the rewind that whoever makes it has gone along with */
     struct wire_rewind rewind;
 };
 
@@ -285,6 +286,7 @@ struct sim_wait { /* a request that is answered later */
     bool has_norms;
     double unit_norms[SIM_UNITS];
     struct decision decision;
+    uint64_t put_line;
 };
 
 struct sim_session {
@@ -337,7 +339,8 @@ struct sim_daemon {
     uint64_t acc[SIM_UNITS][SIM_BLOCKS], param[SIM_UNITS][SIM_BLOCKS], word[SIM_UNITS][SIM_BLOCKS];
     uint64_t spill[SIM_UNITS][SIM_MICROS];
     uint64_t board[SIM_UNITS], board_attempt;
-    uint64_t put; /* whose values wait; 0: none */
+    uint64_t put, put_line; /* whose values wait; 0: none. Origins of puts are random, here each of
+                             * a step has one number: no put is another rewind's */
     /* for checks: what was promised */
     uint64_t commits_seen;
     uint64_t credited_round;

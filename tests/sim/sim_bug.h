@@ -1,8 +1,8 @@
 /* Bugs planted on purpose, for the test of the simulator (test_sim_bugs.c): SIM_BUG(n) is
  * true where that test has chosen bug n, and a constant false in everything else. Those of the
  * cores are in copies of these (sim_bugs.cmake), those of the simulated kernel (1, 10) and of
- * spilling (9), of pins' memory (33), of holding (35) and of workers (71 to 75) in the simulator.
- * Each bug has its number here.
+ * spilling (9), of pins' memory (33), of holding (35), of workers (71 to 75) and of puts (76) in
+ * the simulator. Each bug has its number here.
  *
  *   1  the word that a kernel is done is stored before its last block
  *   2  the commits word is stored before the record it vouches for
@@ -57,6 +57,7 @@
  *  73  a worker returns what it read while a snapshot was copied back
  *  74  a pin of a step that was given up is shared
  *  75  a worker goes on with an owner that has made the model anew
+ *  76  owner 0 lets a put of before a rewind begin
  */
 #ifndef SHD_TESTS_SIM_SIM_BUG_H
 #define SHD_TESTS_SIM_SIM_BUG_H

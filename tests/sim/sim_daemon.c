@@ -371,12 +371,18 @@ static void on_put(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
     const struct sim_request *q = &msg->request;
     struct sim_reply reply = { .kind = SIM_PUT, .step = q->step };
     struct shd_err e = { 0 };
+    if (q->attempt < step_rewound(d->core) && !SIM_BUG(76)) {
+        reply.status = SHD_ERESET;
+        answer(s, d, ses, msg->seq, &reply);
+        return;
+    }
     follow(s, d, q->step, q->attempt);
     reply.committed.over = q->step < step_collecting(d->core);
     if (!reply.committed.over)
         reply.status = step_put_check(d->core, q->step, &e);
     if (!reply.committed.over && reply.status == SHD_OK) {
         d->put = q->decision.put;
+        d->put_line = q->put_line;
         if (d->verify != NULL)
             verify_close_put(d->verify, d->core, q->step);
     }
@@ -391,7 +397,7 @@ static int make_room(struct sim *s, struct sim_daemon *d, const struct sim_wait 
     int r;
     if (wait->decision.put == 0 || wait->step < step_collecting(d->core))
         return SHD_OK;
-    if (d->put != wait->decision.put)
+    if (d->put != wait->decision.put || d->put_line != wait->put_line)
         return err_set(e, SHD_ENOENT, "its values are gone");
     if (sim_daemon_index(s, d) == 0) {
         r = step_put_check(d->core, wait->step, e);
@@ -613,7 +619,8 @@ static void wait_or_answer(struct sim *s, struct sim_daemon *d, struct sim_sessi
                              .blob = msg->request.blob,
                              .norm = msg->request.norm,
                              .has_norms = msg->request.has_norms,
-                             .decision = msg->request.decision };
+                             .decision = msg->request.decision,
+                             .put_line = msg->request.put_line };
     memcpy(wait.unit_norms, msg->request.unit_norms, sizeof wait.unit_norms);
     bool done = true;
     if (wait.kind == SIM_PREPARE)

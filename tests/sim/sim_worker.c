@@ -312,7 +312,8 @@ static bool run_putting(struct sim *s, struct sim_worker *w)
                                          .step = w->step,
                                          .attempt = w->put_begun ? 0 : w->attempt,
                                          .blob = sim_mix(w->step, 77),
-                                         .decision = own_put(s, w) };
+                                         .decision = own_put(s, w),
+                                         .put_line = w->rewound };
     w->asking = true;
     sim_link_ask(s, w, w->ask_owner, &request, 0);
     return false;
@@ -482,6 +483,7 @@ static void turn_requests(struct sim *s, struct sim_worker *w)
                                  .step = turn_step(w->turn),
                                  .attempt = w->work == WORK_SETTLING ? w->owns[owner] : w->attempt,
                                  .blob = sim_mix(turn_step(w->turn), 77) };
+        q.put_line = w->work == WORK_SETTLING ? w->seen : w->rewound;
         if (kind == TURN_COMMIT)
             q.decision = *turn_decision(w->turn);
         if (kind == TURN_COMMIT)

@@ -333,6 +333,17 @@ TEST(pin_of_a_step_that_was_given_up_is_found)
     expect_found(74, "calm", "P1");
 }
 
+static void puts_and_goes_back(struct sim_config *c)
+{
+    goes_back(c);
+    c->puts = true;
+}
+
+TEST(put_of_before_a_rewind_that_begins_behind_it_is_found)
+{
+    find(76, "stalls", "CHECK P1 P4", puts_and_goes_back);
+}
+
 TEST(going_on_with_an_owner_that_began_anew_is_found)
 {
     expect_found(75, "keeper", "P2");
