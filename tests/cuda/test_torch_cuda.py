@@ -7,6 +7,8 @@ memory is host memory at the same addresses: PyTorch computes there with its ker
 Wherever the state is, and however the work is split and killed, the bits are the same; losses are those of plain
 PyTorch on the same device, as far apart as rounding leads.
 """
+import contextlib
+import functools
 import os
 import signal
 import sys
@@ -41,17 +43,67 @@ WHERE = 'cuda:0' if SHIM == 'gpu' else 'cpu'
 MICRO, STEPS, NOISE = 2, 5, 8
 
 
+class ShimStream:
+    """What is queued there is done when somebody waits for it."""
+
+    def __init__(self, handle):
+        self.cuda_stream, self.queue = handle, []
+
+    def wait_stream(self, other):
+        while other.queue:
+            other.queue.pop(0)()
+
+    @contextlib.contextmanager
+    def current(self):
+        before, ShimCuda.now = ShimCuda.now, self
+        try:
+            yield
+        finally:
+            ShimCuda.now = before
+
+
 class ShimCuda(device.Cuda):
     """The stand-in's device, whose addresses are the host's; what is computed is done at once."""
-
-    class Stream:
-        cuda_stream = 0
-    now = Stream()
+    now = ShimStream(0)
 
     tensor = staticmethod(device.tensor_at)
 
     def stream(self):
-        return self.now
+        return ShimCuda.now
+
+
+class Late(torch.Tensor):
+    """A gradient of a GPU that another stream is still to make."""
+    is_cuda = True
+    kept, copied = [], []  # until what streams its memory is kept; the streams in which it was copied
+
+    @classmethod
+    def of(cls, grad, stream):
+        values = torch.full_like(grad, float('nan'))
+        stream.queue.append(functools.partial(values.copy_, grad.clone()))
+        return values.as_subclass(cls)
+
+    def record_stream(self, stream):
+        self.kept.append(stream)
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.copy_:
+            cls.copied.append(ShimCuda.now)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+class Elsewhere(ShimCuda):
+    """Hooks run in another stream than the one that the library knows, and are ahead of it."""
+    other, given = ShimStream(1), 0
+
+    def give(self, model, micro, unit, grads, scale):
+        late = [Late.of(grad, self.other) if grad is not None else None for grad in grads]
+        Elsewhere.given += sum(grad is not None for grad in grads)
+        with self.other.current():
+            super().give(model, micro, unit, late, scale)
+        assert ShimCuda.now is not self.other
 
 
 if SHIM != 'gpu':
@@ -125,7 +177,8 @@ def train(kind, policy, at_step=lambda step: None, publish=None):
     """(losses of this worker's micro-batches by step, the digest)."""
     rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
     module, optimizer = begin(kind)
-    module, optimizer = sd.shard(module, optimizer, accumulate=MICRO // world, policy=policy, publish=publish, timeout=60)
+    module, optimizer = sd.shard(module, optimizer, accumulate=MICRO // world, policy=policy, publish=publish,
+                                 timeout=60 * torch_run.PACE)
     losses = {}
     while (step := sd.step_of(module)) < STEPS:
         at_step(step)
@@ -187,6 +240,36 @@ class Everywhere(unittest.TestCase):
 
     def test_parameters_in_bfloat16(self):
         self.everywhere(Gpt, (('gpu0', 1, sd.ZeRO3()), ('cpu0', 1, sd.ZeRO2())), publish=torch.bfloat16)
+
+
+@unittest.skipIf(SHIM == 'gpu', 'the stand-in\'s streams')
+class Streams(unittest.TestCase):
+    """Of two: one that the library knows, and one that hooks are in."""
+
+    @staticmethod
+    def elsewhere():
+        api.device_of = lambda parts, wanted=None: Elsewhere(torch.device('cuda', 0))
+        torch.cuda.stream = ShimStream.current
+        answer = train(Gpt, sd.ZeRO2())
+        known = ShimCuda.now
+        return (*answer, Elsewhere.given, sum(stream is known for stream in Late.kept),
+                sum(stream is known for stream in Late.copied), len(Late.copied))
+
+    def test_gradients_of_another_stream_are_waited_for_and_kept(self):
+        losses, digest = trained('gpu0', 1, Gpt, sd.ZeRO2())
+        with Daemons('gpu0'):
+            ((found, same, given, kept, in_order, copied),) = torch_run.run(self.elsewhere)
+        self.assertEqual((list(found.values()), same), (losses, digest))
+        self.assertGreater(given, STEPS * MICRO)
+        self.assertEqual((kept, in_order, copied), (given, given, given))
+
+    def test_the_librarys_own_stream_is_not_waited_for(self):
+        def work():
+            waited = []
+            ShimStream.wait_stream = lambda self, other: waited.append(other)
+            return train(Gpt, sd.ZeRO2()), len(waited)
+        with Daemons('gpu0'):
+            self.assertEqual(torch_run.run(work)[0][1], 0)
 
 
 class Killed(unittest.TestCase):
