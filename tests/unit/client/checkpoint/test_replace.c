@@ -203,7 +203,7 @@ TEST(daemons_killed_in_the_middle_replace_it_whole)
         EXPECT_OK(replace(s, NULL, &e), &e);
         shd_close(s);
         expect_digest(2, half);
-        EXPECT(fixture_ask(&daemons, KEEPER_STARTS, 0, "") > 1);
+        EXPECT_SOON(fixture_ask(&daemons, KEEPER_STARTS, 0, "") > 1);
         end();
     }
 }

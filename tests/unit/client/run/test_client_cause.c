@@ -289,7 +289,7 @@ TEST(owners_that_are_killed_while_they_are_asked_name_the_same)
             expect_cause(&result, &p, want);
         }
         expect_rows(m, &p, want);
-        EXPECT(fixture_ask(&daemons, KEEPER_STARTS, 0, "") > 1);
+        EXPECT_SOON(fixture_ask(&daemons, KEEPER_STARTS, 0, "") > 1);
         shd_close(s);
         fixture_stop(&daemons);
     }

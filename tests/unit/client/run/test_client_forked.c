@@ -618,7 +618,7 @@ TEST(daemons_killed_in_the_middle_fork_it_whole)
         train_steps(m, 3);
         EXPECT_OK(shd_model_fork(m, "twin", &step, &e), &e);
         EXPECT_EQ(step, 3);
-        EXPECT(fixture_ask(&daemons, KEEPER_STARTS, 1, "") > 1);
+        EXPECT_SOON(fixture_ask(&daemons, KEEPER_STARTS, 1, "") > 1);
         shd_session *other = attach(PATIENT_MS);
         twin = open_toy(other, twin_spec());
         digest_at(twin, 3, got);
@@ -663,7 +663,7 @@ TEST(daemons_killed_in_the_middle_fork_a_kept_step_whole)
         train_steps(m, 2);
         EXPECT_OK(shd_model_fork_with(m, "twin", &options, &step, &e), &e);
         EXPECT_EQ(step, 3);
-        EXPECT(i == 0 || fixture_ask(&daemons, KEEPER_STARTS, 1, "") > 1);
+        EXPECT_SOON(i == 0 || fixture_ask(&daemons, KEEPER_STARTS, 1, "") > 1);
         shd_session *other = attach(PATIENT_MS);
         EXPECT_OK(shd_model_attach(other, "twin", &twin, &e), &e);
         digest_at(twin, 3, got);

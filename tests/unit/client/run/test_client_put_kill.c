@@ -178,7 +178,7 @@ TEST(daemons_killed_at_any_point_go_on_with_it)
             train_pt(m, 1);
             digest_of(m, got);
             EXPECT_STR(got, want);
-            EXPECT(fixture_ask(&daemons, KEEPER_STARTS, count - 1, "") > 1);
+            EXPECT_SOON(fixture_ask(&daemons, KEEPER_STARTS, count - 1, "") > 1);
             for (int d = 0; d < count; d++) /* ledger, state, spare */
                 EXPECT_SOON(fixture_ask(&daemons, KEEPER_COUNT, d, "") == 3);
             shd_close(s);

@@ -276,7 +276,7 @@ TEST(owners_killed_at_the_change_go_on_with_the_steps_own_number)
         EXPECT_EQ(set_ok(m, DECAY, DECAYED), DECAYED);
         train(m, STEPS);
         expect_digest(m, want);
-        EXPECT(fixture_ask(&daemons, KEEPER_STARTS, 0, "") > 1);
+        EXPECT_SOON(fixture_ask(&daemons, KEEPER_STARTS, 0, "") > 1);
         shd_close(s);
         fixture_stop(&daemons);
     }

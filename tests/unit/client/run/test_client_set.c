@@ -381,7 +381,7 @@ TEST(owners_killed_in_the_change_or_the_commit_have_it_once)
         EXPECT_EQ(set_ok(m, CHANGE, 0), 2);
         train_steps(m, STEPS - 2);
         expect_digest(m, want);
-        EXPECT(fixture_ask(&daemons, KEEPER_STARTS, 0, "") > 1);
+        EXPECT_SOON(fixture_ask(&daemons, KEEPER_STARTS, 0, "") > 1);
         shd_close(s);
         fixture_stop(&daemons);
     }

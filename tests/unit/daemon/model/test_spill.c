@@ -321,7 +321,7 @@ TEST(worker_is_stuck_once_a_step_where_another_is_stopped)
     const uint64_t took_ms = test_now_ms() - start_ms;
     printf("  %ju ms\n", (uintmax_t)took_ms);
     EXPECT(has_spilled());
-    EXPECT(took_ms >= 1000 && took_ms < 1000 + test_paced(1000)); /* not for each of its slots */
+    EXPECT(took_ms >= 1000 && took_ms < 8000); /* not for each of the ten that find no slot */
     kill(other, SIGKILL);
     waitpid(other, NULL, 0);
     EXPECT_OK(return_micro(m, 0, &e), &e);
