@@ -15,6 +15,7 @@
 #include "client/checkpoint/dir.h"
 #include "client/checkpoint/files.h"
 #include "client/session/hub.h"
+#include "client/session/replay.h"
 #include "client/session/round.h"
 #include "client/session/session.h"
 #include "client/session/spec_out.h"
@@ -240,6 +241,8 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
     struct restoring r = { .hub = s->hub, .replace = o.replace, .spec.segment = SEGMENT_CLOSED };
     struct shd_restored restored = { .step = 0 };
     int status = check_session(s, &o, e);
+    if (status == SHD_OK)
+        status = replay_allows("shd_restore()", e);
     if (status == SHD_OK)
         r.one_count = hub_has_older(s->hub, WIRE_LEVEL_COUNTS);
     if (status == SHD_OK)

@@ -18,6 +18,7 @@
 #include "client/run/stream.h"
 #include "client/session/hub.h"
 #include "client/session/link.h"
+#include "client/session/replay.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
@@ -392,7 +393,7 @@ static int check_model(const shd_model *m, const char *dir, struct shd_err *e)
         return err_set(e, SHD_EBUSY, "model '%s' is being saved by this session", m->spec->name);
     if (dir == NULL || dir[0] == '\0')
         return err_set(e, SHD_EINVAL, "no directory to save in");
-    return SHD_OK;
+    return replay_allows("shd_checkpoint()", e);
 }
 
 int shd_checkpoint_begin(shd_model *m, const char *dir,

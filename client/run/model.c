@@ -10,6 +10,7 @@
 #include "client/run/grads.h"
 #include "client/run/pin.h"
 #include "client/run/policy.h"
+#include "client/session/replay.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/flags.h"
@@ -87,6 +88,28 @@ static int open_model(shd_session *s, struct spec *spec, const char *name, shd_m
     return SHD_OK;
 }
 
+/* The fork instead, where this worker computes a step again. Takes spec in any case. */
+static int open_model_or_fork(shd_session *s, struct spec *spec, const char *name,
+                              shd_model **ret_model, struct shd_err *e)
+{
+    char to[SPEC_NAME_BYTES_MAX];
+    const char *wanted = spec != NULL ? spec->name : name;
+    const int r = s->hub != NULL && strlen(wanted) < sizeof to ? replay_name(wanted, to, e)
+                                                               : SHD_PENDING;
+    if (r == SHD_PENDING || (r == SHD_OK && strcmp(to, wanted) == 0))
+        return open_model(s, spec, name, ret_model, e);
+    char *renamed = r == SHD_OK && spec != NULL ? strdup(to) : NULL;
+    if (r == SHD_OK && spec == NULL)
+        return open_model(s, spec, to, ret_model, e);
+    if (renamed == NULL) {
+        spec_free(spec);
+        return r != SHD_OK ? r : err_set(e, SHD_ENOMEM, "no memory for a name");
+    }
+    free(spec->name);
+    spec->name = renamed;
+    return open_model(s, spec, name, ret_model, e);
+}
+
 int shd_model_open(shd_session *s, const char *spec_json, shd_model **ret_model, struct shd_err *e)
 {
     if (spec_json == NULL)
@@ -95,14 +118,15 @@ int shd_model_open(shd_session *s, const char *spec_json, shd_model **ret_model,
     int r = session_check(s, e);
     if (r == SHD_OK)
         r = spec_parse(spec_json, strlen(spec_json), &spec, e);
-    return r == SHD_OK ? open_model(s, spec, "", ret_model, e) : r;
+    return r == SHD_OK ? open_model_or_fork(s, spec, "", ret_model, e) : r;
 }
 
 int shd_model_attach(shd_session *s, const char *name, shd_model **ret_model, struct shd_err *e)
 {
     const int r = session_check(s, e);
-    return r == SHD_OK ? open_model(s, /* spec= */ NULL, name != NULL ? name : "", ret_model, e)
-                       : r;
+    if (r != SHD_OK)
+        return r;
+    return open_model_or_fork(s, /* spec= */ NULL, name != NULL ? name : "", ret_model, e);
 }
 
 void shd_model_close(shd_model *m)

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "client/session/hub.h"
+#include "client/session/replay.h"
 #include "client/session/round.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
@@ -160,6 +161,8 @@ int shd_model_drop(shd_session *s, const char *name, const struct shd_drop_optio
                 : SHD_OK;
     if (r == SHD_OK)
         r = check(s, name, e);
+    if (r == SHD_OK)
+        r = replay_allows("shd_model_drop()", e);
     if (r != SHD_OK)
         return r;
     struct dropping d = { .hub = s->hub, .name = name, .force = o.force };

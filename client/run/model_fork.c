@@ -10,6 +10,7 @@
 #include "client/paths/path.h"
 #include "client/paths/rewind.h"
 #include "client/session/hub.h"
+#include "client/session/replay.h"
 #include "client/session/session.h"
 #include "client/session/spec_out.h"
 #include "proto/spec/spec_change.h"
@@ -89,6 +90,8 @@ int shd_model_fork_with(shd_model *m, const char *name, const struct shd_fork_op
                 : SHD_OK;
     if (r == SHD_OK)
         r = check(m, name, &o, e);
+    if (r == SHD_OK)
+        r = replay_allows("shd_model_fork()", e);
     if (r != SHD_OK)
         return r;
     r = spec_change(m->spec, name, o.set, &changed, e);

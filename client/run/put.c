@@ -6,6 +6,7 @@
 #include "client/run/grads.h"
 #include "client/run/reset.h"
 #include "client/run/stream.h"
+#include "client/session/replay.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -127,6 +128,8 @@ int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_count
         r = check_nothing_held(m, e);
     if (r == SHD_OK)
         r = m->session->control->poll(m, e);
+    if (r == SHD_OK && m->session->hub != NULL)
+        r = replay_goes_on(m->step, e);
     if (r == SHD_OK)
         r = err_copy(&m->fault, e);
     if (r == SHD_OK)

@@ -20,6 +20,7 @@
 #include "client/run/stream.h"
 #include "client/session/activity.h"
 #include "client/session/hub.h"
+#include "client/session/replay.h"
 #include "client/session/session.h"
 #include "kernels/runs.h"
 #include "proto/base/check.h"
@@ -424,6 +425,8 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
         r = check_all_returned(m, e);
     if (r == SHD_OK)
         r = m->session->control->poll(m, e);
+    if (r == SHD_OK && m->session->hub != NULL)
+        r = replay_goes_on(m->step, e);
     if (r == SHD_OK)
         r = err_copy(&m->fault, e);
     if (r != SHD_OK)
