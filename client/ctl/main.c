@@ -18,6 +18,7 @@
 #include "client/ctl/state/export.h"
 #include "client/ctl/state/keys.h"
 #include "client/ctl/state/model.h"
+#include "client/ctl/state/replay.h"
 #include "client/ctl/state/rewind.h"
 #include "client/ctl/state/set.h"
 #include "client/ctl/watch/dashboard.h"
@@ -58,6 +59,7 @@ static const struct verb verbs[] = {
     { "fork", "make a second model of what one is, in memory", verb_fork },
     { "snapshot", "keep the open step of a model in memory", verb_snapshot },
     { "snapshots", "list the steps that are kept so", verb_snapshots },
+    { "replay", "compute a step again, and say whether the bits agree", verb_replay },
     { "rewind", "go back to one of them", verb_rewind },
     { "drop", "end a model at all its daemons, and give its memory back", verb_drop },
     { "keys", "which hosts may talk to each other: the cluster file and its keys", verb_keys },
