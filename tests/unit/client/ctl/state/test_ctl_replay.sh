@@ -56,11 +56,16 @@ code=0
 shardctl replay gpt --step 1 -- true >"$work/said" 2>"$work/why" || code=$?
 [ $code -eq 3 ] || fail "without a snapshot: exit code $code"
 expect "$work/why" 'needs a snapshot of a step before it, and there are none'
-shardctl snapshot gpt --every 4 --keep 4 >/dev/null
+shardctl snapshot gpt --every 1000000 --keep 4 >/dev/null # by hand: those of quick steps wait for no memory
 shardctl set gpt weight_decay=0.3 --at 10 >/dev/null # waits in the snapshot of step 4
+train 4
+shardctl snapshot gpt >/dev/null
 train 5
 shardctl set gpt lr_scale=0.5 --at 6 >/dev/null # is not in it
+train 8
+shardctl snapshot gpt >/dev/null
 train 12
+shardctl snapshot gpt >/dev/null
 shardctl snapshots gpt --json >"$work/said"
 expect "$work/said" '"step":4.*"step":8.*"step":12'
 export RANK=1 WORLD_SIZE=2 # of whoever calls: a replay has one worker
@@ -105,7 +110,6 @@ export RANK=1 WORLD_SIZE=2 # of whoever calls: a replay has one worker
 
 # What an owner computes is compared, too, as of the open step: the last step's norm is of before the
 # clipping, which the command has another of.
-shardctl snapshot gpt >/dev/null
 worker 13 0 1
 # shellcheck disable=SC2086
 {
