@@ -35,7 +35,7 @@ static int replay_parse(const char *text, struct replay *ret_replay, struct shd_
 int replay_name(const char *name, char ret_name[SPEC_NAME_BYTES_MAX], struct shd_err *e)
 {
     const char *text = replay_text();
-    struct replay replay;
+    struct replay replay = { .step = 0 };
     if (text == NULL) {
         snprintf(ret_name, SPEC_NAME_BYTES_MAX, "%s", name);
         return SHD_OK;
@@ -55,7 +55,7 @@ int replay_name(const char *name, char ret_name[SPEC_NAME_BYTES_MAX], struct shd
 int replay_goes_on(uint64_t step, struct shd_err *e)
 {
     const char *text = replay_text();
-    struct replay replay;
+    struct replay replay = { .step = 0 };
     if (text == NULL)
         return SHD_OK;
     const int r = replay_parse(text, &replay, e);

@@ -37,9 +37,12 @@ int replay_state_read(shd_model *m, struct replay_state *ret_state, struct shd_e
             elems_max = shd_unit_elems(m, u);
     float *values = sys_calloc(elems_max, sizeof *values);
     s.hashes = sys_calloc((size_t)s.units * REPLAY_ARRAYS, sizeof *s.hashes);
-    int r = values != NULL && s.hashes != NULL
-                ? shd_digest(m, s.digest, NULL, e)
-                : err_set(e, SHD_ENOMEM, "no memory for a unit of %" PRIu64 " elements", elems_max);
+    if (values == NULL || s.hashes == NULL) {
+        free(values);
+        replay_state_free(&s);
+        return err_set(e, SHD_ENOMEM, "no memory for a unit of %" PRIu64 " elements", elems_max);
+    }
+    int r = shd_digest(m, s.digest, NULL, e);
     for (uint32_t u = 0; r == SHD_OK && u < s.units; u++)
         r = read_unit(m, u, values, &s.hashes[(size_t)u * REPLAY_ARRAYS], e);
     free(values);
