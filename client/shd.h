@@ -64,7 +64,8 @@ enum shd_status {
     SHD_ECANCELED = -17, /* shd_options.idle broke the wait off: call again to go on */
     SHD_ERESET = -18,    /* the open step was reset (shd_reset_step()), or the model went back
                           * (shd_model_rewind()): compute it again, at shd_step() */
-    SHD_ESTOPPED = -19,  /* a guard has stopped training: shd_model_set() with guard=go-on */
+    SHD_ESTOPPED = -19,  /* a guard has stopped training: shd_model_set() with guard=go-on; or this
+                          * is a worker of `shardctl replay`, whose step is made */
 };
 struct shd_err {
     int code;       /* one of enum shd_status */

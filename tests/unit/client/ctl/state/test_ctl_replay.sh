@@ -117,10 +117,20 @@ worker 13 0 1
     replays 1 '^differs .*compared=norm,loss,state first=13 what=state unit=embed$' gpt --step 13 -- $gpt --steps 13 --clip 0.001
 }
 
+# The model has gone back, and on: what is compared is the run that is.
+shardctl rewind gpt --to 8 >/dev/null
+shardctl set gpt lr_scale=0.25 --at 9 >/dev/null
+worker 10 0 1
+# shellcheck disable=SC2086
+{
+    replays 0 '^agrees .*step=10 from=8 compared=norm,loss,state$' gpt --step 10 -- $gpt --steps 12
+    replays 3 'step 11 of model .gpt. is not made yet: 10 are' gpt --step 11 -- $gpt --steps 12
+}
+
 # A setting that was given up since the snapshot: from when on is not known.
 shardctl set gpt lr_scale=spec >/dev/null
 # shellcheck disable=SC2086
-replays 3 'setting lr_scale.* was changed again since the snapshot' gpt --step 12 -- $gpt --steps 12
+replays 3 'setting lr_scale.* was changed again since the snapshot' gpt --step 10 -- $gpt --steps 12
 
 # Ended in the middle: the worker goes, and the fork.
 shardctl replay gpt --step 6 -- sh -c "echo \$\$ >$work/worker; exec sleep 1000" >"$work/said" 2>"$work/why" &
