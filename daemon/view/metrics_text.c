@@ -120,11 +120,11 @@ static void write_memory(const struct page *p)
         const struct {
             const char *kind;
             uint64_t bytes;
-        } kinds[] = { { "state", m->bytes.state },        { "publish", m->bytes.publish },
-                      { "inbox", m->bytes.inbox },        { "board", m->bytes.board },
-                      { "ledger", m->bytes.ledger },      { "spec", m->bytes.spec },
-                      { "spill", m->bytes.spill },        { "spare", m->bytes.spare },
-                      { "snapshots", m->bytes.snapshots } };
+        } kinds[] = { { "state", m->bytes.state },         { "publish", m->bytes.publish },
+                      { "inbox", m->bytes.inbox },         { "board", m->bytes.board },
+                      { "ledger", m->bytes.ledger },       { "spec", m->bytes.spec },
+                      { "spill", m->bytes.spill },         { "spare", m->bytes.spare },
+                      { "snapshots", m->bytes.snapshots }, { "common", m->bytes.common_counted } };
         for (size_t k = 0; k < ARRAY_SIZE(kinds); k++)
             fprintf(p->out,
                     "shardd_memory_bytes{device=\"%s\",model=\"%s\",kind=\"%s\"} %" PRIu64 "\n",

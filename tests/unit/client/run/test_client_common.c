@@ -198,6 +198,22 @@ TEST(what_a_fork_sets_is_kept_meanwhile)
     fixture_stop(&daemons);
 }
 
+/* The same in /metrics. */
+static uint64_t metrics_sum(const char *kind)
+{
+    char word[64];
+    uint64_t sum = 0;
+    snprintf(word, sizeof word, ",kind=\"%s\"} ", kind);
+    for (int i = 0; i < daemons.count; i++) {
+        struct http_reply reply = http_get(&daemons, i, "/metrics");
+        CHECK(reply.code == 200);
+        for (const char *at = reply.body; (at = strstr(at, word)) != NULL; at += strlen(word))
+            sum += strtoull(at + strlen(word), NULL, 10);
+        free(reply.text);
+    }
+    return sum;
+}
+
 /* What counts for whom. */
 TEST(memory_in_common_counts_once)
 {
@@ -210,6 +226,7 @@ TEST(memory_in_common_counts_once)
     EXPECT_OK(shd_model_fork(m, "one", NULL, &e), &e);
     const uint64_t two = status_sum("counted");
     EXPECT(two <= 2 * whole - FROZEN);
+    EXPECT_EQ(metrics_sum("common"), FROZEN);
     shd_close(s);
     restart_all();
     s = attach(PATIENT_MS);
