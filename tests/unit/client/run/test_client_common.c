@@ -1,8 +1,13 @@
 /* Frozen units of a model and its forks: their parameters are in memory once, and stay what they
  * are in each of them, whatever is put, rewound, dropped or killed. */
 
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+
 #include "client/session/session.h"
 #include "proto/base/check.h"
+#include "proto/base/sys.h"
 #include "tests/lib/client_remote.h"
 #include "tests/lib/put_toy.h"
 
@@ -413,6 +418,78 @@ TEST(readers_checkpoints_and_restores_are_of_one_model)
     expect_digest("again", two);
     remove_ckpts();
     fixture_stop(&daemons);
+}
+
+/* -- Without memory ---------------------------------------------------------------------------
+ */
+
+struct fault { /* shared with the daemon */
+    _Atomic int kind;
+    _Atomic int left; /* calls until one fails; 0: none does */
+};
+static struct fault *fault;
+
+static int fail_one(enum sys_kind kind)
+{
+    if ((int)kind != atomic_load(&fault->kind) || atomic_load(&fault->left) == 0)
+        return 0;
+    return atomic_fetch_sub(&fault->left, 1) == 1 ? ENOMEM : 0;
+}
+
+static void let_fail(int index)
+{
+    (void)index;
+    sys_fault = fail_one;
+}
+
+/* A fork that is made is whole, with memory in common or without; the model is what it was. */
+static void fork_with_fault(shd_model *m, const char *want, bool *ret_failed, bool *ret_alone)
+{
+    struct shd_err e = { 0 };
+    const int r = shd_model_fork(m, "twin", NULL, &e);
+    const bool used = atomic_exchange(&fault->left, 0) == 0;
+    *ret_failed = used && r != SHD_OK;
+    expect_digest("put", want);
+    if (r != SHD_OK)
+        return;
+    expect_digest("twin", want);
+    *ret_alone = used && status_sum("common") < 2 * status_sum("common_counted");
+    *ret_alone = *ret_alone || (used && status_sum("common") == 0);
+    shd_session *s = attach(PATIENT_MS);
+    put_ok(attach_to(s, "twin"), 9); /* which no other model sees */
+    shd_close(s);
+    expect_digest("put", want);
+    s = attach(PATIENT_MS);
+    EXPECT_OK(shd_model_drop(s, "twin", NULL, &e), &e);
+    shd_close(s);
+}
+
+TEST(calls_that_fail_in_a_fork_change_no_model)
+{
+    static const enum sys_kind kinds[] = { SYS_MAP, SYS_RESERVE, SYS_ALLOC };
+    char want[65];
+    uint32_t failed = 0, alone = 0;
+    put_reference(2, /* put= */ false, 0, want);
+    fault = mmap(NULL, sizeof *fault, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(fault != MAP_FAILED);
+    for (size_t k = 0; k < ARRAY_SIZE(kinds); k++) {
+        fixture_start(&daemons, 1, let_fail);
+        shd_session *s = attach(PATIENT_MS);
+        shd_model *m = open_pt(s);
+        train_pt(m, 2);
+        for (int n = 1; n <= 70; n++) {
+            bool fails = false, own = false;
+            atomic_store(&fault->kind, (int)kinds[k]);
+            atomic_store(&fault->left, n);
+            fork_with_fault(m, want, &fails, &own);
+            failed += fails;
+            alone += own;
+        }
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+    EXPECT(failed > 0 && alone > 0);
+    munmap(fault, sizeof *fault);
 }
 
 /* -- Killed -----------------------------------------------------------------------------------
