@@ -144,16 +144,22 @@ class Cluster:
             return ''
 
     def inner(self, process):
-        """The container's own process: the one below unshare."""
-        def child(pid):
-            with open(f'/proc/{pid}/task/{pid}/children', encoding='ascii') as file:
-                return file.read().split()
-        return int(child(process.pid)[0])
+        """The container's own process, the one below unshare; None: there is none."""
+        with open(f'/proc/{process.pid}/task/{process.pid}/children', encoding='ascii') as file:
+            children = file.read().split()
+        return int(children[0]) if children else None
 
     def close(self):
-        for process in self.started:  # with --kill-child, so what is in it ends, too
-            process.kill()
+        for process in self.started:
+            # By hand: a signal for the parent's death (--kill-child) is forgotten by who changes its user. It is the first of its
+            # namespace, so what is in that ends, too, before unshare has.
+            inner = self.inner(process) if process.poll() is None else None
+            if inner is not None:
+                os.kill(inner, signal.SIGKILL)
+            else:
+                process.kill()
             process.wait()
+            assert inner is None or not os.path.exists(f'/proc/{inner}'), f'{process.args}: process {inner} is left'
         for node in self.nodes:
             subprocess.run(['ip', 'netns', 'del', node], stderr=subprocess.DEVNULL, check=False)
 
