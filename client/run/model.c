@@ -94,13 +94,12 @@ static int open_model_or_fork(shd_session *s, struct spec *spec, const char *nam
 {
     char to[SPEC_NAME_BYTES_MAX];
     const char *wanted = spec != NULL ? spec->name : name;
-    const int r = s->hub != NULL && strlen(wanted) < sizeof to ? replay_name(wanted, to, e)
-                                                               : SHD_PENDING;
-    if (r == SHD_PENDING || (r == SHD_OK && strcmp(to, wanted) == 0))
+    if (s->hub == NULL || strlen(wanted) >= sizeof to)
         return open_model(s, spec, name, ret_model, e);
-    char *renamed = r == SHD_OK && spec != NULL ? strdup(to) : NULL;
+    int r = replay_name(wanted, to, e);
     if (r == SHD_OK && spec == NULL)
         return open_model(s, spec, to, ret_model, e);
+    char *renamed = r == SHD_OK ? sys_strdup(to) : NULL;
     if (renamed == NULL) {
         spec_free(spec);
         return r != SHD_OK ? r : err_set(e, SHD_ENOMEM, "no memory for a name");

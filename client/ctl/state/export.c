@@ -184,28 +184,20 @@ static int remove_old(int dir_fd, uint64_t step, uint32_t keep, struct shd_err *
 
 /* -- Steps ------------------------------------------------------------------------------------- */
 
-static void print_held(const struct ask *ask, const char *path, uint64_t step, uint64_t bytes,
+/* place: the file's name in the directory, or its path in memory. */
+static void print_step(const struct ask *ask, const char *place, uint64_t step, uint64_t bytes,
                        const shd_model *m)
 {
     if (ask->json)
-        verb_json(json_pack("{s:s, s:s, s:I, s:I}", "path", path, "model", shd_model_name(m),
-                            "step", (json_int_t)step, "bytes", (json_int_t)bytes),
+        verb_json(json_pack("{s:s, s:s, s:I, s:I}", ask->memory ? "path" : "name", place, "model",
+                            shd_model_name(m), "step", (json_int_t)step, "bytes",
+                            (json_int_t)bytes),
                   JSON_COMPACT, stdout);
-    else
-        printf("%s model=%s step=%" PRIu64 " bytes=%" PRIu64 "\n", path, shd_model_name(m), step,
+    else if (ask->memory)
+        printf("%s model=%s step=%" PRIu64 " bytes=%" PRIu64 "\n", place, shd_model_name(m), step,
                bytes);
-    fflush(stdout);
-}
-
-static void print_written(const struct ask *ask, const char *name, uint64_t step, uint64_t bytes,
-                          const shd_model *m)
-{
-    if (ask->json)
-        verb_json(json_pack("{s:s, s:s, s:I, s:I}", "name", name, "model", shd_model_name(m),
-                            "step", (json_int_t)step, "bytes", (json_int_t)bytes),
-                  JSON_COMPACT, stdout);
     else
-        printf("wrote %s/%s model=%s bytes=%" PRIu64 "\n", ask->dir, name, shd_model_name(m),
+        printf("wrote %s/%s model=%s bytes=%" PRIu64 "\n", ask->dir, place, shd_model_name(m),
                bytes);
     fflush(stdout);
 }
@@ -218,7 +210,7 @@ static int hold_step(const struct ask *ask, const shd_model *m, const struct tar
     if (r == SHD_OK && to->dir_fd >= 0)
         r = write_latest(to->dir_fd, name, e);
     if (r == SHD_OK && ask->command == NULL)
-        print_held(ask, export_memory_path(to->memory), step, bytes, m);
+        print_step(ask, export_memory_path(to->memory), step, bytes, m);
     return r;
 }
 
@@ -241,7 +233,7 @@ static int export_one(const struct ask *ask, shd_model *m, const struct target *
     if (r == SHD_OK && ask->keep > 0)
         r = remove_old(to->dir_fd, *ret_step, ask->keep, e);
     if (r == SHD_OK)
-        print_written(ask, name, *ret_step, bytes, m);
+        print_step(ask, name, *ret_step, bytes, m);
     return r;
 }
 
@@ -348,7 +340,7 @@ static int run(const struct ask *ask, struct shd_err *e)
     if (r == SHD_OK)
         r = after(ask, &to, e);
     export_memory_free(to.memory);
-    if (to.memory != NULL && to.dir_fd >= 0)
+    if (ask->memory && to.dir_fd >= 0)
         remove_latest(to.dir_fd);
     if (to.dir_fd >= 0)
         close(to.dir_fd);

@@ -40,20 +40,26 @@ static void train_wide(shd_model *m, uint32_t steps)
     }
 }
 
-/* The sum of a number of all models in the daemons' /status. */
-static uint64_t status_sum(const char *key)
+/* The sum of the numbers that stand behind the word in what the daemons answer at the path. */
+static uint64_t sum_at(const char *path, const char *word)
 {
-    char word[64];
     uint64_t sum = 0;
-    snprintf(word, sizeof word, "\"%s\":", key);
     for (int i = 0; i < daemons.count; i++) {
-        struct http_reply reply = http_get(&daemons, i, "/status");
+        struct http_reply reply = http_get(&daemons, i, path);
         CHECK(reply.code == 200);
         for (const char *at = reply.body; (at = strstr(at, word)) != NULL; at += strlen(word))
             sum += strtoull(at + strlen(word), NULL, 10);
         free(reply.text);
     }
     return sum;
+}
+
+/* Of all models in /status. */
+static uint64_t status_sum(const char *key)
+{
+    char word[64];
+    snprintf(word, sizeof word, "\"%s\":", key);
+    return sum_at("/status", word);
 }
 
 static uint64_t memory(void)
@@ -207,16 +213,8 @@ TEST(what_a_fork_sets_is_kept_meanwhile)
 static uint64_t metrics_sum(const char *kind)
 {
     char word[64];
-    uint64_t sum = 0;
     snprintf(word, sizeof word, ",kind=\"%s\"} ", kind);
-    for (int i = 0; i < daemons.count; i++) {
-        struct http_reply reply = http_get(&daemons, i, "/metrics");
-        CHECK(reply.code == 200);
-        for (const char *at = reply.body; (at = strstr(at, word)) != NULL; at += strlen(word))
-            sum += strtoull(at + strlen(word), NULL, 10);
-        free(reply.text);
-    }
-    return sum;
+    return sum_at("/metrics", word);
 }
 
 /* What counts for whom. */
