@@ -405,8 +405,11 @@ int segments_take(struct shd_model *m, struct link *link, struct map_layout *lay
                   unsigned wanted, struct shd_err *e)
 {
     struct map_owner *owner = &m->map->owners[link->index];
-    if (layout->epoch != link->epoch)
+    /* One that is taken was asked for when the link came up, for what was mapped then. */
+    if (layout->epoch != link->epoch || (layout->taken && wanted != 0))
         return succeeded(link, e);
+    if (layout->taken)
+        return SHD_OK;
     if (layout->slots > 0 && layout->slot_bytes != owner->shards->slot_bytes)
         return link_err(link, SHD_ESEGMENT, e,
                         "has slots of %" PRIu64 " bytes, the spec makes "
@@ -427,6 +430,7 @@ int segments_take(struct shd_model *m, struct link *link, struct map_layout *lay
     }
     if ((seen & wanted) != wanted)
         return link_err(link, SHD_EPROTO, e, "offers segments %#x, needed are %#x", seen, wanted);
+    layout->taken = true;
     owner->mapped = owner->mapped || (wanted & 1u << SEGMENT_BOARD) != 0;
     owner->has_inbox = owner->has_inbox || (wanted & 1u << SEGMENT_INBOX) != 0;
     return SHD_OK;

@@ -31,7 +31,8 @@ int layout_take_spec(struct shd_model *m, struct link *link, struct map_layout *
                      struct shd_err *e);
 
 /* Claim an owner's segments, each kind once, and map those of the wanted kinds (bits); over what
- * was mapped before, if anything was. SHD_EGONE: the layout is of a connection that is lost. */
+ * was mapped before, if anything was. What is taken already is left as it is. SHD_EGONE: the layout
+ * is of a connection that is lost, or was taken when the link came up again: ask once more. */
 int segments_take(struct shd_model *m, struct link *link, struct map_layout *layout,
                   unsigned wanted, struct shd_err *e);
 

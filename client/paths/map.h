@@ -46,6 +46,7 @@ struct map_layout {  /* an owner's answer to OpenModel */
     uint8_t uuid[GPU_UUID_BYTES]; /* that GPU's */
     struct wire_segment segments[WIRE_SEGMENTS_MAX]; /* offered, to be claimed */
     uint32_t segment_count;
+    bool taken;          /* all of them: no ticket is left to be claimed */
     uint64_t spec_bytes; /* in a SEGMENT_SPEC among them; 0: there is none, or it is taken */
     uint64_t attempt;    /* at `step` */
     uint64_t guard_back; /* owner 0's: 1 + the step that its guard went back for, by the last

@@ -285,15 +285,16 @@ static int open_doors(struct doors *doors, struct relay *relay, struct shd_err *
 int relay_run(const struct relay_config *config, void (*ready)(void), void (*alive)(void),
               struct shd_err *e)
 {
+    /* Static: threads use them after the return (see relay.h). */
     static struct routes routes;
     static struct doors doors;
     static struct strangers strangers;
-    struct relay relay = { .config = config,
-                           .routes = &routes,
-                           .strangers = &strangers,
-                           .since_ns = clock_now_ns(),
-                           .lock = PTHREAD_MUTEX_INITIALIZER };
+    static struct relay relay = { .routes = &routes,
+                                  .strangers = &strangers,
+                                  .lock = PTHREAD_MUTEX_INITIALIZER };
     int signal_fd = -1;
+    relay.config = config;
+    relay.since_ns = clock_now_ns();
     if (mkdir(config->runtime_dir, 0700) < 0 && errno != EEXIST)
         return err_sys(e, SHD_EIO, "make '%.100s'", config->runtime_dir);
     strangers_init(&strangers);

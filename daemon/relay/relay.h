@@ -55,10 +55,10 @@ struct relay { /* what its threads share */
     uint32_t threads;         /* counted without the lock */
 };
 
-/* Run until SIGTERM or SIGINT: SHD_OK, and the process is to end by _exit(), for its threads go on.
- * `ready` is called when it can be reached, `alive` twice a second while it goes on. Errors:
- * SHD_EEXIST a daemon or another relay has a socket, SHD_EBUSY the address is taken; as of
- * bulk_keys_new() and routes_make(). */
+/* Run until SIGTERM or SIGINT: SHD_OK, and the process is to end by _exit(), for its threads go on
+ * (config is theirs until then). `ready` is called when it can be reached, `alive` twice a second
+ * while it goes on. Errors: SHD_EEXIST a daemon or another relay has a socket, SHD_EBUSY the
+ * address is taken; as of bulk_keys_new() and routes_make(). */
 int relay_run(const struct relay_config *config, void (*ready)(void), void (*alive)(void),
               struct shd_err *e);
 

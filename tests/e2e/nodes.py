@@ -18,7 +18,7 @@ def skip(why):
 def into_venv(venv, package, modules):
     """Presets' tests run beside each other: one of them makes it, the others wait."""
     python = os.path.join(venv, 'bin', 'python')
-    if sys.prefix == os.path.realpath(venv):
+    if os.path.realpath(sys.prefix) == os.path.realpath(venv):
         return
     with open(venv + '.lock', 'w', encoding='ascii') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

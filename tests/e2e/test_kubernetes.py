@@ -203,9 +203,10 @@ def run(objects, cluster):
         os.kill(cluster.daemon(pods[i], name), signal.SIGKILL)
         soon(f'another {name}', lambda i=i: 'started again' in cluster.text(f'shardd-{i}.daemons'))
         go_on(3)
-    for job in jobs:
-        soon('the end of the workers', lambda job=job: job.poll() is not None)
-        assert job.returncode == 0, job.returncode
+    for i in (0, 1):
+        soon('the end of the workers', lambda i=i: jobs[i].poll() is not None)
+        if jobs[i].returncode != 0:
+            raise SystemExit(f'  FAILED: worker {i} ended with {jobs[i].returncode}: {cluster.text(f"shd-gpt-{i}.worker")[-1000:]}')
     got = set(re.findall('^digest .*', cluster.text('shd-gpt-0.worker') + cluster.text('shd-gpt-1.worker'), re.M))
     if got != {want}:
         raise SystemExit(f'  FAILED: wanted {want}, got {got}')

@@ -114,7 +114,7 @@ class Cluster:
         self.work, self.nodes, self.nets = work, [], [f'shdR{i}-{os.getpid()}' for i in (0, 1)]
         self.environment = {'PATH': f'{bin_dir}:{venv}/bin:/usr/sbin:/usr/bin:/sbin:/bin', 'HOME': work, 'LANG': 'C.UTF-8',
                             'PYTHONDONTWRITEBYTECODE': '1', 'RAY_USAGE_STATS_ENABLED': '0',
-                            'RAY_gcs_server_port_wait_time_s': str(LIMIT_S), 'RAY_ADDRESS': f'{NETWORK}.1:6379'}
+                            'RAY_gcs_server_port_wait_time_s': str(LIMIT_S), 'RAY_worker_niceness': '1', 'RAY_ADDRESS': f'{NETWORK}.1:6379'}
         os.mkdir(f'{work}/ray')
         with open(f'{work}/hosts', 'w', encoding='ascii') as file:
             file.write(f'127.0.0.1 localhost\n{NETWORK}.1 raya\n{NETWORK}.2 rayb\n')

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/paths/path.h"
 #include "client/session/blame.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
@@ -509,6 +510,80 @@ TEST(signal_is_answered_at_once)
     sigaction(SIGALRM, &action, NULL);
     alarm(1);
     EXPECT_STATUS(shd_commit(m, &update, NULL, &e), SHD_ECANCELED);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* -- Losing who has answered ------------------------------------------------------------------- */
+
+/* idle: of two owners 0 is stopped, and 1 has answered. Then 1 dies, and once its successor is
+ * attached to, 0 goes on. */
+struct losing {
+    const shd_session *session;
+    enum { LOSE_NOTHING, LOSE_WHO_ANSWERED, LOSE_BACK } next;
+    uint32_t epoch; /* of the link to 1, before */
+};
+
+static int lose_who_answered(void *ctx)
+{
+    struct losing *l = ctx;
+    if (l->next == LOSE_NOTHING)
+        return 0;
+    const struct link *links = l->session->hub->links;
+    if (l->next == LOSE_WHO_ANSWERED && links[0].call_count > 0 && links[1].call_count == 0) {
+        fixture_restart(&daemons, 1);
+        l->next = LOSE_BACK;
+    } else if (l->next == LOSE_BACK && links[1].epoch > l->epoch && links[1].state == LINK_UP) {
+        kill(daemons.pids[0], SIGCONT);
+        l->next = LOSE_NOTHING;
+    }
+    return 0;
+}
+
+static void begin_to_lose(struct losing *l)
+{
+    l->epoch = l->session->hub->links[1].epoch;
+    kill(daemons.pids[0], SIGSTOP);
+    l->next = LOSE_WHO_ANSWERED;
+}
+
+/* What the successor offers is taken when it is attached to; what is asked for beside, an inbox, is
+ * asked for again. */
+TEST(owner_that_is_lost_after_its_answer_is_asked_again_where_need_be)
+{
+    struct shd_err e = { 0 };
+    struct losing l = { .next = LOSE_NOTHING };
+    char want[65], got[65];
+    float *grad;
+    shd_session *s;
+    toy_reference(toy_spec("f32", TOY_ADAMW), 1, want);
+    fixture_start_kept(&daemons, 2, "");
+    const struct shd_options options = { .size = sizeof options,
+                                         .address = daemons.dir,
+                                         .timeout_ms = PATIENT_MS,
+                                         .idle = lose_who_answered,
+                                         .idle_ctx = &l };
+    EXPECT_OK(shd_connect(&options, &s, &e), &e);
+    l.session = s;
+    shd_session *first = attach(PATIENT_MS);
+    shd_model *m = open_toy(first, toy_spec("f32", TOY_ADAMW));
+    shd_close(first);
+    EXPECT_OK(shd_model_attach(s, NULL, &m, &e), &e);
+    begin_to_lose(&l);
+    EXPECT_OK(m->session->control->catch_up(m, &e), &e);
+    EXPECT_EQ(l.next, LOSE_NOTHING);
+    begin_to_lose(&l);
+    EXPECT_OK(shd_grad(m, 0, 0, &grad, &e), &e); /* the first one asks for inboxes */
+    EXPECT_EQ(l.next, LOSE_NOTHING);
+    begin_to_lose(&l);
+    EXPECT_OK(m->session->control->catch_up(m, &e), &e);
+    EXPECT_EQ(l.next, LOSE_NOTHING);
+    shd_close(s);
+    s = attach(PATIENT_MS);
+    m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    digest_of(m, got);
+    EXPECT_STR(got, want);
     shd_close(s);
     fixture_stop(&daemons);
 }

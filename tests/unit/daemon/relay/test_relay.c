@@ -25,7 +25,8 @@
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
 
-#define SHORT_NS (20 * NS_PER_S)
+#define SHORT_NS  (20 * NS_PER_S)
+#define LINGER_MS 300
 
 /* -- A relay beside a daemon, and this test as the relay of another host
  * --------------------------- */
@@ -33,13 +34,23 @@
 struct far {
     struct fixture f;
     pid_t relay;
-    bool files; /* before the start */
+    bool files;   /* before the start */
+    bool lingers; /* before the start: it goes on for a while after its end */
     char file[300];
     struct bulk_keys *keys; /* of host b */
 };
 
 static void nothing(void)
 {
+}
+
+/* Nothing is left of the frames of functions that have returned; threads go on. */
+static __attribute__((noinline)) void linger(void)
+{
+    volatile uint8_t stack[1 << 14];
+    for (size_t i = 0; i < sizeof stack; i++)
+        stack[i] = 0xa5;
+    poll(NULL, 0, LINGER_MS);
 }
 
 static void add_host(const char *file, struct cluster *cluster, const char *name, const char *at)
@@ -68,7 +79,7 @@ static void far_start_beside(struct far *far, int daemons)
     struct cluster cluster = { 0 };
     struct shd_err e = { 0 };
     char address[LISTEN_NAME_BYTES];
-    *far = (struct far){ .files = far->files };
+    *far = (struct far){ .files = far->files, .lingers = far->lingers };
     signal(SIGPIPE, SIG_IGN);
     fixture_start(&far->f, daemons, NULL);
     snprintf(far->file, sizeof far->file, "%s/keys", far->f.dir);
@@ -84,7 +95,10 @@ static void far_start_beside(struct far *far, int daemons)
         const struct relay_config config = {
             .runtime_dir = far->f.dir, .cluster = far->file, .host = "a", .files = far->files
         };
-        _exit(relay_run(&config, nothing, nothing, &e) == SHD_OK ? 0 : 1);
+        const int r = relay_run(&config, nothing, nothing, &e);
+        if (far->lingers)
+            linger();
+        _exit(r == SHD_OK ? 0 : 1);
     }
     EXPECT_OK(bulk_keys_new(far->file, "b", &far->keys, &e), &e);
 }
@@ -596,6 +610,18 @@ TEST(strangers_without_number_leave_threads_to_the_others)
     far_stop(&far);
 }
 
+static bool is_listened_to(void)
+{
+    const int fd = connect_silently(0);
+    int why = 0;
+    socklen_t bytes = sizeof why;
+    struct pollfd p = { .fd = fd, .events = POLLOUT };
+    poll(&p, 1, -1);
+    EXPECT(getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &bytes) == 0);
+    close(fd);
+    return why == 0;
+}
+
 static uint32_t count_hung_up(const int *fds, uint32_t count)
 {
     uint32_t hung_up = 0;
@@ -620,6 +646,23 @@ TEST(strangers_of_one_address_have_its_share)
     EXPECT(most_threads_of(far.relay) <= before + STRANGERS_OF_ONE + 4);
     bulk_close(attach(&far));
     for (uint32_t i = 0; i < OF_ONE; i++)
+        close(fds[i]);
+    far_stop(&far);
+}
+
+TEST(strangers_that_are_heard_at_the_relays_end_do_it_no_harm)
+{
+    int fds[STRANGERS_OF_ONE];
+    struct far far = { .lingers = true };
+    far_start(&far);
+    bulk_close(attach(&far));
+    const uint32_t before = threads_of(far.relay);
+    for (uint32_t i = 0; i < STRANGERS_OF_ONE; i++)
+        fds[i] = connect_silently(0);
+    EXPECT_SOON(threads_of(far.relay) >= before + STRANGERS_OF_ONE - 1);
+    EXPECT(kill(far.relay, SIGTERM) == 0);
+    EXPECT_SOON(!is_listened_to());
+    for (uint32_t i = 0; i < STRANGERS_OF_ONE; i++)
         close(fds[i]);
     far_stop(&far);
 }
