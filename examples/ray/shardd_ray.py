@@ -20,6 +20,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -99,8 +100,12 @@ class Host:
 class Program:
     """A worker of any language: killed, or its host lost, it is started again by Ray, and goes on where the others are."""
 
+    @ray.method(max_task_retries=-1, retry_exceptions=True)
     def run(self, command, **environment):
-        return subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
+        code = subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
+        if code == -signal.SIGKILL:  # not to be started again here: a raylet that ends kills the program before this actor
+            raise InterruptedError(f'{command[0]} was killed')
+        return code
 
 
 def answers(path):
@@ -189,7 +194,11 @@ def main():
             scheduling_strategy=NodeAffinitySchedulingStrategy(host['node'], soft=True)).remote()
         ended.append((worker, worker.run.remote(options.command, SHARDD_ADDRESS=host['address'], RANK=str(rank), WORLD_SIZE=str(world),
                                                 LOCAL_RANK=str(rank // len(hosts)), LOCAL_WORLD_SIZE=str(options.workers))))
-    return int(any(ray.get([result for _, result in ended])))
+    codes = ray.get([result for _, result in ended])
+    for rank, code in enumerate(codes):
+        if code:
+            print(f'rank {rank}: {options.command[0]} ended with {code}', file=sys.stderr)
+    return int(any(codes))
 
 
 if __name__ == '__main__':

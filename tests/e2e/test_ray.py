@@ -95,9 +95,9 @@ class Node:
         except FileNotFoundError:
             return ''
 
-    def printed(self):
+    def printed(self, kind='out'):
         """By programs of workers, which Ray writes to files."""
-        return ''.join(map(self.read, glob.glob(f'{self.files}/session_[0-9]*/logs/worker-*.out')))
+        return ''.join(map(self.read, glob.glob(f'{self.files}/session_[0-9]*/logs/worker-*.{kind}')))
 
     def close(self):
         try:
@@ -176,7 +176,7 @@ def check_started(cluster):
 
 
 def train(cluster, want):
-    """Kills an actor of a worker, and then the second node's raylet."""
+    """Kills a worker, the actor of one, and then the second node's raylet."""
     second, before = cluster.nodes[1], cluster.daemons()
     with open(f'{cluster.work}/driver.out', 'wb') as out:
         # pylint: disable-next=consider-using-with
@@ -188,6 +188,10 @@ def train(cluster, want):
         return len(now := second.pids('^shd-gpt ')) == 1 and not set(now) & set(pids)
 
     soon('a worker on the second node', lambda: is_another([]))
+    go_on(cluster, 3)
+    workers = second.pids('^shd-gpt ')
+    os.kill(workers[0], signal.SIGKILL)
+    soon('another worker for one that was killed', lambda: is_another(workers))
     go_on(cluster, 3)
     workers, actor = second.pids('^shd-gpt '), second.pids('ray::Program')
     os.kill(actor[0], signal.SIGKILL)
@@ -278,10 +282,12 @@ def main():
         run(cluster, bin_dir)
     except BaseException:
         for node in cluster.nodes:
-            print(f'--- {node.name}, ' + ('there' if node.outer.poll() is None else 'which is gone') + '\n' + '\n'.join(node.read('/run/shardd.ray/log').splitlines()[-5:]))
+            print(f'--- {node.name}, ' + ('there' if node.outer.poll() is None else 'gone'))
+            for words in (node.read('/run/shardd.ray/log'), node.printed(), node.printed('err')):
+                print(*words.splitlines()[-5:], sep='\n')
         if os.path.exists(f'{work}/driver.out'):
             with open(f'{work}/driver.out', encoding='utf-8', errors='replace') as file:
-                print('--- driver\n' + ''.join(file.readlines()[-20:]))
+                print('--- driver\n' + ''.join(line for line in file if ' loss ' not in line))
         raise
     finally:
         cluster.close()
