@@ -206,6 +206,42 @@ for of in 2 4; do
 done
 [ "$(sort -u "$work/each_step" | wc -l)" = 1 ] || fail "parameters cross more often for more workers"
 
+# -- Hosts that are alike ------------------------------------------------------------------------------------------
+# all_bytes in|out: of payload, of the busiest of a and b
+all_bytes() {
+    local a b
+    a=$(($(counted A b "parameters_$1") + $(counted A b "gradients_$1")))
+    b=$(($(counted B a "parameters_$1") + $(counted B a "gradients_$1")))
+    echo $((a > b ? a : b))
+}
+# scaled PATH...: a number of the plan
+scaled() { python3 -c '
+import functools, json, sys
+print(functools.reduce(lambda at, key: at[key], sys.argv[2:], json.load(open(sys.argv[1]))["scale"]))
+' "$work/plan.json" "$@"; }
+
+on_a=cpu0,cpu1 on_b=cpu2,cpu3
+new_cluster "a=$address_A/$on_a" "b=$address_B/$on_b"
+relay A
+relay B
+begin "A:$on_a" "B:$on_b"
+for rank in 0 1 2 3; do
+    worker "$([ "$rank" -lt 2 ] && echo A || echo B)?$on_a,$on_b" "$rank" 4
+done
+soon "no step" at_step_or_over 1
+"$bin/shardctl" plan -a "$work/A?$on_a,$on_b" --hosts 2 --gpus 2 --json >"$work/plan.json" || fail "plan"
+end_same "what crosses, 2 hosts with 2 daemons and workers each"
+fill=$(scaled mirror_bytes) # beside the steps' own: a mirror's first fill
+for way in in out; do
+    one=$(scaled relays "bytes_$way") sum=$(all_bytes "$way")
+    if [ "$one" -le 0 ] || [ "$sum" -lt $((one * steps)) ] || [ "$sum" -gt $((one * steps + fill)) ]; then
+        fail "$way: $sum bytes in $steps steps, $one a step and $fill once were planned"
+    fi
+    echo "    $way: $one bytes a step and host, as planned"
+done
+stop_relays
+new_cluster "a=$address_A/cpu0,cpu1" "b=$address_B/cpu2" "c=$address_C"
+
 # -- Refused, by name ---------------------------------------------------------------------------------------------
 # refused TEXT HOST ARGUMENTS...
 refused() {

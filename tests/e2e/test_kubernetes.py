@@ -8,7 +8,6 @@ images. Skipped (77) where packages cannot be installed, without root, or withou
 
   test_kubernetes.py BIN_DIR SOURCE_DIR VENV_DIR
 """
-import fcntl
 import os
 import re
 import shutil
@@ -16,43 +15,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
+
+from nodes import into_venv, skip, soon, unwire, wire
 
 PACKAGE = 'kubernetes-validate==1.37.0'
-LIMIT_S = 120 * int(os.environ.get('SHD_TEST_PACE', '1'))
 MODEL = ('--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-every 0 '
          '--log-every 1 --steps 150').split()
-SKIPPED = 77
-
-
-def skip(why):
-    print(f'skipped: {why}')
-    sys.exit(SKIPPED)
-
-
-def into_venv(venv):
-    """Presets' tests run beside each other: one of them makes it, the others wait."""
-    python = os.path.join(venv, 'bin', 'python')
-    if os.path.realpath(sys.prefix) == os.path.realpath(venv):
-        return
-    with open(venv + '.lock', 'w', encoding='ascii') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if subprocess.run([python, '-c', 'import kubernetes_validate, yaml'], stderr=subprocess.DEVNULL, check=False).returncode \
-                if os.path.exists(python) else True:
-            shutil.rmtree(venv, ignore_errors=True)
-            if subprocess.run([sys.executable, '-m', 'venv', venv], stdout=subprocess.DEVNULL, check=False).returncode:
-                skip('no python3-venv')
-            if subprocess.run([python, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', PACKAGE], check=False).returncode:
-                skip(f'{PACKAGE} cannot be installed here')
-    os.execv(python, [python, *sys.argv])
-
-
-def soon(what, is_so):
-    end = time.monotonic() + LIMIT_S
-    while not is_so():
-        if time.monotonic() > end:
-            raise SystemExit(f'  FAILED: {what}: not within {LIMIT_S} s')
-        time.sleep(0.05)
 
 
 class Cluster:
@@ -67,17 +35,6 @@ class Cluster:
             file.write('127.0.0.1 localhost\n10.79.0.1 shardd-0.shardd\n10.79.0.2 shardd-1.shardd\n')
         for i in (0, 1):
             os.mkdir(f'{work}/node{i}')
-
-    def wire(self):
-        ends = [f'shdk{i}-{os.getpid()}' for i in (0, 1)]
-        for node in self.nodes:
-            if subprocess.run(['ip', 'netns', 'add', node], stderr=subprocess.DEVNULL, check=False).returncode:
-                skip('no network namespace can be made here')
-        subprocess.run(['ip', 'link', 'add', ends[0], 'netns', self.nodes[0], 'type', 'veth', 'peer', 'name', ends[1],
-                        'netns', self.nodes[1]], check=True)
-        for i, node in enumerate(self.nodes):
-            for command in ('link set lo up', f'addr add 10.79.0.{i + 1}/24 dev {ends[i]}', f'link set {ends[i]} up'):
-                subprocess.run(['ip', '-n', node, *command.split()], check=True)
 
     def source(self, node, pod, volume):
         """Where a volume's files are on the node, which makes them as a kubelet does."""
@@ -171,8 +128,7 @@ class Cluster:
                 process.kill()
             process.wait()
             assert inner is None or not os.path.exists(f'/proc/{inner}'), f'{process.args}: process {inner} is left'
-        for node in self.nodes:
-            subprocess.run(['ip', 'netns', 'del', node], stderr=subprocess.DEVNULL, check=False)
+        unwire(self.nodes)
 
 
 def load(source):
@@ -267,7 +223,7 @@ def run(objects, cluster):
 
 def main():
     bin_dir, venv = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[3])
-    into_venv(venv)
+    into_venv(venv, PACKAGE, 'kubernetes_validate, yaml')
     objects = load(SOURCE)
     if os.geteuid() != 0:
         skip('not root')
@@ -278,7 +234,7 @@ def main():
     os.chmod(work, 0o755)
     cluster = Cluster(bin_dir, work)
     try:
-        cluster.wire()
+        wire(cluster.nodes, [f'shdk{i}-{os.getpid()}' for i in (0, 1)], '10.79.0')
         run(objects, cluster)
     except BaseException:
         for name in sorted(os.listdir(work)):

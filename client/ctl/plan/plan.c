@@ -15,6 +15,7 @@
 #include "client/ctl/plan/plan_auto.h"
 #include "client/ctl/plan/plan_clock.h"
 #include "client/ctl/plan/plan_hosts.h"
+#include "client/ctl/plan/plan_scale.h"
 #include "client/ctl/plan/plan_show.h"
 #include "client/ctl/plan/plan_source.h"
 #include "client/ctl/plan/plan_tune.h"
@@ -50,6 +51,7 @@ static const char plan_more[] = VERB_WHERE
     "  shardctl plan --address /run/shardd --strategy zero3 --prefetch post\n"
     "  shardctl plan --spec gpt.json --compare --workers 2\n"
     "  shardctl plan --spec gpt.json --host a:2:1 --host b:0:4\n"
+    "  shardctl plan --spec gpt.json --hosts 8 --gpus 8 --bandwidth 400 --compute 0.7\n"
     "  shardctl plan --safetensors model.safetensors --tie lm_head.weight=wte.weight\n"
     "  shardctl plan --safetensors model.safetensors --auto --device-memory 24GiB --workers 4\n"
     "  shardctl plan --calibrate && shardctl plan --compare --workers 2\n"
@@ -62,6 +64,11 @@ static const char plan_more[] = VERB_WHERE
     "\n"
     "--host a:2:1 --host b:0:4: two daemons and a worker on a, four workers on b, through relays\n"
     "(docs/hosts.md): what crosses between them in a step. Owners and ranks are in this order.\n"
+    "\n"
+    "--hosts 8 --gpus 8: eight hosts, with eight daemons and workers each: bytes and messages of "
+    "the\n"
+    "busiest host, its relay's memory and, of --bandwidth, seconds; beside the same without "
+    "relays.\n"
     "\n"
     "--ops prints the operations alone, for an editor: --check says whether they still make a\n"
     "step, and what it costs; shd-gpt --plan and shd_set_plan() run them.\n"
@@ -112,6 +119,9 @@ static int check_given(const struct words *w, const struct plan_ask *ask, struct
                            w->check);
     const bool several = w->compare || w->automatic || w->strategy != NULL || w->prefetch != NULL ||
                          p->forward_prefetch != usual.forward_prefetch || ask->timeline_only;
+    if (ask->scale.hosts > 0 && (w->compare || w->tune || w->as_ops || ask->timeline_only))
+        return err_set(e, SHD_EINVAL,
+                       "--hosts is of one plan: not with --compare, --tune, --ops or --timeline");
     if (w->tune && several)
         return err_set(e, SHD_EINVAL,
                        "--tune looks for --strategy, --prefetch and "
@@ -250,7 +260,9 @@ static int run_plan(struct plan_ask *ask, const struct words *w, struct shd_err 
 {
     static struct plan_hosts hosts;
     struct spec *spec;
-    int r = plan_hosts_parse(ask, &hosts, e);
+    int r = plan_scale_parse(ask, e);
+    if (r == SHD_OK)
+        r = plan_hosts_parse(ask, &hosts, e);
     if (r == SHD_OK)
         r = plan_source(ask, &spec, e);
     if (r != SHD_OK)
@@ -391,6 +403,14 @@ static void add_machine_flags(struct flag_table *table, struct plan_ask *ask, st
           &ask->daemons, 1, SHD_OWNERS_MAX },
         { "host", 0, FLAG_LIST, "NAME:N:W",
           "once for each of several hosts: its daemons and workers", &ask->hosts, 0, 0 },
+        { "hosts", 0, FLAG_U32, "H", "so many hosts that are alike, with a relay each",
+          &ask->scale.hosts, 2, SHD_OWNERS_MAX },
+        { "gpus", 0, FLAG_U32, "G", "daemons and workers on each of them", &ask->scale.gpus, 1,
+          SHD_OWNERS_MAX },
+        { "bandwidth", 0, FLAG_REAL, "GBIT", "a second between hosts, in each direction",
+          &ask->scale.gbit, 1e-3, 1e5 },
+        { "latency", 0, FLAG_REAL, "US", "microseconds from host to host (0)",
+          &ask->scale.latency_us, 0, 1e7 },
         { "compare", 'c', FLAG_BOOL, NULL, "all strategies side by side", &w->compare, 0, 0 },
         { "auto", 0, FLAG_BOOL, NULL, "choose a strategy for --device-memory and say why",
           &w->automatic, 0, 0 },

@@ -10,6 +10,7 @@
 #include "client/ctl/plan/plan_clock.h"
 #include "client/ctl/plan/plan_draw.h"
 #include "client/ctl/plan/plan_hosts.h"
+#include "client/ctl/plan/plan_scale.h"
 #include "client/plan/plan.h"
 #include "client/plan/plan_cost.h"
 #include "proto/base/check.h"
@@ -203,6 +204,8 @@ int plan_print(const struct spec *spec, const struct plan_ask *ask, const struct
     if (r == SHD_OK && ask->across != NULL)
         r = plan_hosts_print(spec, ask, ask->across, out, e);
     if (r == SHD_OK)
+        r = plan_scale_print(spec, ask, plan, out, e);
+    if (r == SHD_OK)
         plan_clock_print(clock, spec, ask, plan, out);
     return r;
 }
@@ -290,24 +293,27 @@ int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const s
 {
     struct timeline t;
     struct plan_owners owners;
-    json_t *crossing = NULL;
+    json_t *crossing = NULL, *scale = NULL;
     int r = plan_owners(spec, ask, /* daemons= */ 0, plan_slots(spec, &ask->policy, plan), &owners,
                         e);
     if (r == SHD_OK && ask->across != NULL)
         r = plan_hosts_json(spec, ask, ask->across, &crossing, e);
     if (r == SHD_OK)
+        r = plan_scale_json(spec, ask, plan, &scale, e);
+    if (r == SHD_OK)
         r = timeline_new(plan, spec, &t, e);
     if (r != SHD_OK) {
         json_decref(automatic);
         json_decref(crossing);
+        json_decref(scale);
         return r;
     }
     json_t *root = json_pack(
-        "{s:i, s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o*, s:o*, s:o*, s:o}", "schema", 1, "model",
-        plan_json_model(spec), "policy", plan_json_policy(&ask->policy), "micro_batches_per_worker",
-        integer(plan->micros), "cost", plan_json_cost(&plan->cost), "timeline", "columns",
-        integer(t.columns), "idle", integer(t.idle), "owners", json_owners(ask, &owners),
-        "crossing", crossing, "auto", automatic, "time",
+        "{s:i, s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o*, s:o*, s:o*, s:o*, s:o}", "schema", 1,
+        "model", plan_json_model(spec), "policy", plan_json_policy(&ask->policy),
+        "micro_batches_per_worker", integer(plan->micros), "cost", plan_json_cost(&plan->cost),
+        "timeline", "columns", integer(t.columns), "idle", integer(t.idle), "owners",
+        json_owners(ask, &owners), "crossing", crossing, "scale", scale, "auto", automatic, "time",
         plan_clock_json(clock, spec, ask, &ask->policy, plan), "ops", json_ops(plan));
     timeline_deinit(&t);
     if (root == NULL)

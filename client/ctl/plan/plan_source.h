@@ -13,6 +13,13 @@
 
 struct plan_hosts;
 
+/* Of --hosts, --gpus, --bandwidth and --latency; 0: not given. */
+struct plan_scale_ask {
+    uint32_t hosts, gpus;
+    double gbit; /* a second, of each host and direction */
+    double latency_us;
+};
+
 /* The flags of `shardctl plan`. Strings are borrowed from argv. */
 struct plan_ask {
     const char *address, *model;     /* an open model */
@@ -34,7 +41,8 @@ struct plan_ask {
     uint32_t threads;  /* of each daemon; 0: as `shardctl run` gives */
     bool copies;       /* path copy */
     bool timeline_only;
-    struct flag_list hosts;          /* NAME:DAEMONS:WORKERS */
+    struct flag_list hosts; /* NAME:DAEMONS:WORKERS */
+    struct plan_scale_ask scale;
     const struct plan_hosts *across; /* borrowed: these, parsed; NULL: all is on one */
 };
 

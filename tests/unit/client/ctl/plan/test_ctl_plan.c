@@ -164,6 +164,84 @@ TEST(hosts_that_do_not_fit_are_refused)
     }
 }
 
+/* The formulas of docs/hosts.md, for units that 1,024 owners can share evenly, with as many bytes
+ * of gradients in each of two micro-batches as of parameters, which zero3 fetches twice, but the
+ * last. test_hosts_many compares with what is counted. */
+TEST(hosts_that_are_alike_cross_what_the_formulas_say)
+{
+    static const long long of[][2] = { { 8, 8 }, { 128, 8 }, { 2, 1 } };
+    const long long unit = 16 << 20, units = 5, bytes = units * unit;
+    char path[128];
+    json_t *spec = json_load_file(SHD_SOURCE_DIR "/docs/example-spec.json", 0, NULL);
+    const json_t *all = json_object_get(spec, "units");
+    for (size_t u = 0; u < json_array_size(all); u++)
+        json_object_set_new(json_array_get(json_object_get(json_array_get(all, u), "tensors"), 0),
+                            "shape", json_pack("[i, i]", 4096, 1024));
+    snprintf(path, sizeof path, "%s/even.json", dir);
+    EXPECT(json_dump_file(spec, path, 0) == 0);
+    json_decref(spec);
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
+        const long long hosts = of[i][0], gpus = of[i][1], others = hosts - 1;
+        char args[300];
+        snprintf(args, sizeof args,
+                 "--spec %s --json --hosts %lld --gpus %lld --micro-batches-per-worker 2 "
+                 "--prefetch none --bandwidth 1 --latency 50 --compute 0.25",
+                 path, hosts, gpus);
+        json_t *root = plan_json(args);
+        const json_t *scale = json_object_get(root, "scale");
+        const json_t *relays = json_object_get(scale, "relays");
+        const json_t *direct = json_object_get(scale, "all_to_all");
+        const long long gradients = gpus * 2 * bytes * others / hosts;
+        const long long fetched = json_at(root, "cost", "fetched_bytes");
+        EXPECT_EQ(fetched, 4 * bytes - 2 * unit);
+        const long long with = bytes * others / hosts + gradients;
+        EXPECT_EQ(json_integer_value(json_object_get(relays, "bytes_in")), with);
+        EXPECT_EQ(json_integer_value(json_object_get(relays, "bytes_out")), with);
+        EXPECT_EQ(json_integer_value(json_object_get(direct, "bytes_in")),
+                  gpus * fetched * others / hosts + gradients);
+        EXPECT_EQ(json_integer_value(json_object_get(relays, "messages_in")),
+                  (units + 2 * units * gpus + 2 * gpus) * gpus * others);
+        EXPECT_EQ(json_integer_value(json_object_get(scale, "mirror_bytes")),
+                  bytes * others / hosts);
+        const double wire = (double)with * 8 / 1e9 + 6 * 50e-6;
+        EXPECT_NEAR(json_real_value(json_object_get(relays, "network_s")), wire, 1e-9);
+        EXPECT_NEAR(json_real_value(json_object_get(relays, "step_s")), wire + 0.5, 1e-9);
+        EXPECT_NEAR(json_real_value(json_object_get(relays, "step_hidden_s")),
+                    wire > 0.5 ? wire : 0.5, 1e-9);
+        json_decref(root);
+    }
+    expect_plan(EXAMPLE " --hosts 8 --gpus 8", 0, "8 hosts with 8 daemons and workers each");
+}
+
+TEST(hosts_that_are_alike_and_do_not_fit_are_refused)
+{
+    static const struct {
+        const char *args;
+        int code;
+        const char *text;
+    } wrong[] = {
+        { "--hosts 8", 1, "--hosts without --gpus" },
+        { "--gpus 8", 1, "--gpus without --hosts" },
+        { "--bandwidth 8", 1, "--bandwidth is of a network: it needs --hosts" },
+        { "--latency 8", 1, "--latency is of a network" },
+        { "--hosts 2 --gpus 2 --latency 8", 1, "--latency 8 without --bandwidth" },
+        { "--hosts 1 --gpus 2", 2, "hosts" },
+        { "--hosts 2 --gpus 0", 2, "gpus" },
+        { "--hosts 2 --gpus 2 --bandwidth 0", 2, "bandwidth" },
+        { "--hosts 1024 --gpus 2", 1, "2048 daemons, at most 1024" },
+        { "--hosts 2 --gpus 2 --host a:1:1", 1, "with --host" },
+        { "--hosts 2 --gpus 2 --daemons 3", 1, "4 daemons, --daemons says 3" },
+        { "--hosts 2 --gpus 2 --workers 3", 1, "4 workers, --workers says 3" },
+        { "--hosts 2 --gpus 2 --compare", 2, "--hosts is of one plan" },
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        char args[200];
+        snprintf(args, sizeof args, EXAMPLE " %s", wrong[i].args);
+        EXPECT_EQ(plan(args), wrong[i].code);
+        EXPECT_HAS(output, wrong[i].text);
+    }
+}
+
 TEST(json_has_the_documented_fields)
 {
     json_t *root = plan_json(EXAMPLE " --json --strategy zero2 --micro-batches-per-worker 3");

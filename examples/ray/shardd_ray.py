@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Daemons of shardd on the hosts of a Ray cluster, and workers beside them. In a driver:
+
+    import ray, shardd_ray
+    ray.init('auto')
+    for rank, host in enumerate(shardd_ray.start(hosts=2)):  # what is there is found again, else started
+        there = NodeAffinitySchedulingStrategy(host['node'], soft=True)
+        Trainer.options(scheduling_strategy=there, max_restarts=-1, max_task_retries=-1).remote(host['address'], rank)
+
+where a Trainer sets SHARDD_ADDRESS, RANK and WORLD_SIZE in os.environ and trains. Or a program as it is, one to a host:
+
+    shardd_ray.py -- shd-gpt --elastic --steps 500
+    shardd_ray.py --stop        # ends the daemons, and what is in no checkpoint with them
+
+An actor on each host, detached and spread by a placement group, finds or starts its daemons and relay (`shardctl host`), and
+is not what they live by: neither its end nor its raylet's ends them. shardctl has to be in the PATH of every raylet.
+"""
+import argparse
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # only drivers need this file
+
+# No child of Ray's, nor in its session. Ray's processes are the kernel's first choice when memory ends, and have niceness
+# 15, which root alone takes back: `RAY_worker_niceness=0 ray start` for others.
+DETACHED = '{ echo 0 >/proc/self/oom_score_adj; renice -n 0 $$; } >/dev/null 2>&1; setsid "$@" </dev/null >&2 & echo $!'
+
+
+class Host:
+    def __init__(self, directory, cluster):
+        self.directory, self.own = directory, directory + '.ray'  # of this: the hosts, this one's private key, a log
+        self.cluster, self.ip = cluster or f'{self.own}/cluster.json', ray.util.get_node_ip_address()
+
+    def make_own(self):
+        os.makedirs(self.own, mode=0o700, exist_ok=True)
+        if os.lstat(self.own).st_uid != os.geteuid():
+            raise PermissionError(f'host {self.ip}: {self.own} is of user {os.lstat(self.own).st_uid}, not {os.geteuid()}')
+
+    def entry(self, port, devices):
+        """This host's line of the cluster file; None: there is none, and no devices for one. Its private key stays here."""
+        file = f'{self.own}/this.json'
+        if devices and not os.path.exists(file):
+            self.make_own()
+            at = f'[{self.ip}]' if ':' in self.ip else self.ip
+            subprocess.run(['shardctl', 'keys', 'new', file, f'{self.ip}={at}:{port}/{",".join(devices)}'], check=True)
+        if os.path.exists(file):
+            with open(file, encoding='utf-8') as this:
+                return json.load(this)['hosts'][0]
+        return None
+
+    def start(self, hosts, flags, timeout):
+        """{'node', 'address'} of daemons and a relay that answer. hosts: of the file; None: it is given."""
+        if hosts:
+            with open(self.cluster + '.new', 'w', encoding='utf-8') as file:
+                json.dump({'hosts': hosts}, file, indent=1)
+            os.rename(self.cluster + '.new', self.cluster)  # relays read it anew for each connection
+        with open(self.cluster, encoding='utf-8') as file:
+            hosts = json.load(file)['hosts']
+        mine = {self.ip, socket.gethostname(), socket.gethostname().split('.')[0]}
+        this = next((host for host in hosts if {host['name'], host['address'].rpartition(':')[0].strip('[]')} & mine), None)
+        if this is None:
+            raise LookupError(f'{self.cluster} has no host with a name or an address of {sorted(mine)}')
+        sockets = [f'{self.directory}/{name}.status' for name in ['relay', *this.get('devices', ())]]
+        end, pid = time.monotonic() + timeout, None
+        while not all(map(answers, sockets)):
+            pid = pid or self.detach('shardctl', 'host', '--cluster', self.cluster, '--name', this['name'],
+                                     '--runtime-dir', self.directory, *flags)
+            gone = not os.path.exists(f'/proc/{pid}')
+            with open(f'{self.own}/log', encoding='utf-8', errors='replace') as log:
+                said = ''.join(log.readlines()[-3:])
+            if time.monotonic() > end or gone and 'is kept by' not in said:  # by one whose daemons are just coming back
+                raise RuntimeError(f'host {this["name"]}: not ready: {self.directory}; {self.own}/log ends: {said}')
+            time.sleep(0.1)
+        devices = ','.join(name for host in hosts for name in host.get('devices', ()))
+        return {'node': ray.get_runtime_context().get_node_id(), 'address': f'{self.directory}?{devices}'}
+
+    def detach(self, *command):
+        if not shutil.which(command[0]):
+            raise FileNotFoundError(f'host {self.ip}: no {command[0]} in PATH, {os.environ["PATH"]}')
+        self.make_own()
+        with open(f'{self.own}/log', 'ab') as log:
+            return int(subprocess.run(['sh', '-c', DETACHED, 'sh', *command], check=True, stdout=subprocess.PIPE, stderr=log).stdout)
+
+    def stop(self):
+        subprocess.run(['shardctl', 'down', '--yes', '--runtime-dir', self.directory], check=False)
+        shutil.rmtree(self.own, ignore_errors=True)
+        return ray.util.get_current_placement_group()
+
+
+class Program:
+    """A worker of any language: killed, or its host lost, it is started again by Ray, and goes on where the others are."""
+
+    @ray.method(max_task_retries=-1, retry_exceptions=True)
+    def run(self, command, **environment):
+        code = subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
+        if code == -signal.SIGKILL:  # not to be started again here: a raylet that ends kills the program before this actor
+            raise InterruptedError(f'{command[0]} was killed')
+        return code
+
+
+def answers(path):
+    with socket.socket(socket.AF_UNIX) as one:
+        return one.connect_ex(path) == 0
+
+
+def actors():
+    found = []
+    while True:
+        try:
+            found.append(ray.get_actor(f'host{len(found)}', namespace='shardd'))
+        except ValueError:
+            return found
+
+
+def answered(calls, timeout):
+    late = ray.wait(calls, num_returns=len(calls), timeout=timeout)[1]
+    if late:
+        raise TimeoutError(f'{len(late)} of {len(calls)} actors have not answered in {timeout} s: is a host of theirs lost?')
+    return ray.get(calls)
+
+
+def start(hosts=0, daemons=1, *, directory=None, cluster=None, port=7100, cpus=1, flags=(), timeout=120):
+    """[{'node', 'address'}], one for each of so many hosts (0: all nodes); of daemons that were there, or are started.
+
+    cluster: a file of `shardctl keys` that is at this path on all of its hosts, each with its own key beside it. Else keys are
+    made: the private halves stay on their hosts. directory: where the sockets go, on all of them. flags: of `shardctl host`."""
+    mine = os.environ.get('XDG_RUNTIME_DIR', '/tmp') + ('/shardd' if 'XDG_RUNTIME_DIR' in os.environ else f'/shardd-{os.geteuid()}')
+    directory = directory or ('/run/shardd' if os.geteuid() == 0 else mine)
+    if cluster:
+        with open(cluster, encoding='utf-8') as file:
+            hosts = len(json.load(file)['hosts'])
+    there = actors()
+    hosts = hosts or len(there) or sum(node['Alive'] for node in ray.nodes())
+    if there and len(there) != hosts:
+        raise ValueError(f'hosts={hosts}, and there are actors of {len(there)}: as many, or stop() them')
+    if not there:
+        group = ray.util.placement_group([{'CPU': cpus}] * hosts, strategy='STRICT_SPREAD', lifetime='detached')
+        if not group.wait(timeout):
+            ray.util.remove_placement_group(group)
+            raise TimeoutError(f'no {hosts} hosts with {cpus} free CPUs each in {timeout} s')
+        there = [ray.remote(Host).options(
+            name=f'host{at}', namespace='shardd', lifetime='detached', max_restarts=-1, max_task_retries=-1, num_cpus=cpus,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, at)).remote(directory, cluster) for at in range(hosts)]
+    entries = None
+    if not cluster:
+        entries = answered([actor.entry.remote(port, ()) for actor in there], timeout)
+        taken = {name for entry in entries if entry for name in entry['devices']}
+        free = (name for name in map('cpu{}'.format, itertools.count()) if name not in taken)
+        entries = answered([actor.entry.remote(port, [] if entry else list(itertools.islice(free, daemons)))
+                            for actor, entry in zip(there, entries)], timeout)
+    return answered([actor.start.remote(entries, flags, timeout) for actor in there], timeout + 10)
+
+
+def stop(timeout=60):
+    """End the daemons, with their state, keys and actors."""
+    there = actors()
+    for group in answered([actor.stop.remote() for actor in there], timeout)[:1]:
+        ray.util.remove_placement_group(group)
+    for actor in there:
+        ray.kill(actor)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog='The cluster is that of RAY_ADDRESS, else the one here.')
+    parser.add_argument('--hosts', type=int, default=0, metavar='N', help='with daemons (as many as there are, else all nodes)')
+    parser.add_argument('--daemons', type=int, default=1, metavar='N', help='on each host (1)')
+    parser.add_argument('--workers', type=int, default=1, metavar='N', help='of COMMAND on each host (1)')
+    parser.add_argument('--cluster', metavar='FILE', help='of `shardctl keys`, at this path on all hosts (else keys are made)')
+    parser.add_argument('--directory', metavar='DIR', help="for sockets (/run/shardd for root, else the user's)")
+    parser.add_argument('--stop', action='store_true', help='end the daemons; what is in no checkpoint goes')
+    parser.add_argument('command', nargs='*', metavar='COMMAND', help='a worker; none: only the daemons are started')
+    options = parser.parse_args()
+    ray.init('auto')
+    if options.stop:
+        return stop()
+    hosts = start(options.hosts, options.daemons, directory=options.directory, cluster=options.cluster)
+    for host in hosts:
+        print(host['node'], host['address'], flush=True)
+    world, ended = options.workers * len(hosts) if options.command else 0, []
+    for rank in range(world):
+        host = hosts[rank % len(hosts)]  # first; where that is lost, another one, which has the same address
+        worker = ray.remote(Program).options(
+            num_cpus=1, max_restarts=-1, max_task_retries=-1,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(host['node'], soft=True)).remote()
+        ended.append((worker, worker.run.remote(options.command, SHARDD_ADDRESS=host['address'], RANK=str(rank), WORLD_SIZE=str(world),
+                                                LOCAL_RANK=str(rank // len(hosts)), LOCAL_WORLD_SIZE=str(options.workers))))
+    codes = ray.get([result for _, result in ended])
+    for rank, code in enumerate(codes):
+        if code:
+            print(f'rank {rank}: {options.command[0]} ended with {code}', file=sys.stderr)
+    return int(any(codes))
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""What tests of several nodes share: a virtual environment of their own, waits, namespaces joined by a wire."""
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+LIMIT_S = 120 * int(os.environ.get('SHD_TEST_PACE', '1'))
+SKIPPED = 77
+
+
+def skip(why):
+    print(f'skipped: {why}')
+    sys.exit(SKIPPED)
+
+
+def into_venv(venv, package, modules):
+    """Presets' tests run beside each other: one of them makes it, the others wait."""
+    python = os.path.join(venv, 'bin', 'python')
+    if os.path.realpath(sys.prefix) == os.path.realpath(venv):
+        return
+    with open(venv + '.lock', 'w', encoding='ascii') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if subprocess.run([python, '-c', f'import {modules}'], stderr=subprocess.DEVNULL, check=False).returncode \
+                if os.path.exists(python) else True:
+            shutil.rmtree(venv, ignore_errors=True)
+            if subprocess.run([sys.executable, '-m', 'venv', venv], stdout=subprocess.DEVNULL, check=False).returncode:
+                skip('no python3-venv')
+            if subprocess.run([python, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', package], check=False).returncode:
+                skip(f'{package} cannot be installed here')
+    os.execv(python, [python, *sys.argv])
+
+
+def soon(what, is_so):
+    end = time.monotonic() + LIMIT_S
+    while not is_so():
+        if time.monotonic() > end:
+            raise SystemExit(f'  FAILED: {what}: not within {LIMIT_S} s')
+        time.sleep(0.05)
+
+
+def wire(nodes, ends, network):
+    """Two network namespaces of these names, NETWORK.1 and .2."""
+    for node in nodes:
+        if subprocess.run(['ip', 'netns', 'add', node], stderr=subprocess.DEVNULL, check=False).returncode:
+            skip('no network namespace can be made here')
+    subprocess.run(['ip', 'link', 'add', ends[0], 'netns', nodes[0], 'type', 'veth', 'peer', 'name', ends[1], 'netns', nodes[1]], check=True)
+    for i, node in enumerate(nodes):
+        for command in ('link set lo up', f'addr add {network}.{i + 1}/24 dev {ends[i]}', f'link set {ends[i]} up'):
+            subprocess.run(['ip', '-n', node, *command.split()], check=True)
+
+
+def unwire(nodes):
+    for node in nodes:
+        subprocess.run(['ip', 'netns', 'del', node], stderr=subprocess.DEVNULL, check=False)
