@@ -273,8 +273,7 @@ const char *memory_room_text(const struct memory_room *room, char buf[MEMORY_TEX
     const bool long_path = chars > PATH_SHOWN;
     if (room->limit_bytes != UINT64_MAX && room->cgroup_bytes <= room->host_bytes)
         snprintf(buf, MEMORY_TEXT_BYTES,
-                 "%" PRIu64 " MiB are free: %" PRIu64 " of %" PRIu64
-                 " MiB are used, the limit of %s%.*s",
+                 "%" PRIu64 " MiB are free: %" PRIu64 " of %" PRIu64 " MiB are used, by %s%.*s",
                  room->bytes >> 20, room->used_bytes >> 20, room->limit_bytes >> 20,
                  long_path ? "..." : "", (int)PATH_SHOWN,
                  long_path ? room->limit_path + chars - PATH_SHOWN : room->limit_path);

@@ -329,6 +329,21 @@ static void field_convert(const struct field *f, uint8_t *base, struct wire_part
         doubles_copy(f, plain, (void *)(base + f->row->more_at), parts != NULL);
 }
 
+/* Minus zero is zero: packed again nothing would be left of its sign, and decisions are compared by
+ * their bits. */
+static void real_take(ProtobufCType type, void *plain)
+{
+    const bool zero = type == PROTOBUF_C_TYPE_DOUBLE ? *(const double *)plain == 0
+                                                     : *(const float *)plain == 0;
+    if (zero)
+        memset(plain, 0, type == PROTOBUF_C_TYPE_DOUBLE ? sizeof(double) : sizeof(float));
+}
+
+static bool is_real(ProtobufCType type)
+{
+    return type == PROTOBUF_C_TYPE_DOUBLE || type == PROTOBUF_C_TYPE_FLOAT;
+}
+
 static void message_copy(const struct wire_message *t, ProtobufCMessage *m, uint8_t *base,
                          struct wire_parts *parts)
 {
@@ -349,7 +364,10 @@ static void message_copy(const struct wire_message *t, ProtobufCMessage *m, uint
         } else {
             const struct field f = field_of(t, i, m);
             field_convert(&f, base, parts);
+            continue;
         }
+        if (parts == NULL && is_real(d[i].type))
+            real_take(d[i].type, plain);
     }
 }
 

@@ -21,16 +21,13 @@ import time
 import urllib.parse
 import urllib.request
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../lib"))
+from ports import free_port  # noqa: E402
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 DOCS = os.path.join(HERE, "../../docs")
 STEPS = 40
 HANG_S = 300 * int(os.environ.get("SHD_TEST_PACE", "1"))  # what must come is waited for
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def get(port, path):

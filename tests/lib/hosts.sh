@@ -67,7 +67,7 @@ hosts_make() {
 
 # Addresses of A and B by IPv6, of their wire or of the loopback; false where the host has none.
 hosts_by_six() {
-    six_A="[::1]:$((20000 + $$ % 10000))" six_B="[::1]:$((30000 + $$ % 10000))"
+    six_A="[::1]:$((10000 + $$ % 10000))" six_B="[::1]:$((20000 + $$ % 10000))"
     if [ -z "$wire" ]; then
         [ -s /proc/net/if_inet6 ]
         return

@@ -13,7 +13,10 @@
 
 #include "client/ctl/base/child.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
+
+#define PORT_TRIES 100
 
 static uint32_t share_of(uint32_t processors_total, uint32_t count)
 {
@@ -152,16 +155,40 @@ int launch_daemon(struct run_child *c, struct shd_err *e)
     return SHD_OK;
 }
 
-/* A TCP port that was free a moment ago, for frameworks that want MASTER_PORT; 0: none found. */
+static bool is_free(int fd, uint32_t port)
+{
+    const struct sockaddr_in a = { .sin_family = AF_INET,
+                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                   .sin_port = htons((uint16_t)port) };
+    return bind(fd, (const struct sockaddr *)&a, sizeof(a)) == 0;
+}
+
+/* The first of the TCP ports that whoever connects somewhere gets from the kernel. */
+static uint32_t first_given(void)
+{
+    unsigned first = 32768;
+    FILE *f = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
+    if (f != NULL && fscanf(f, "%u", &first) != 1)
+        first = 32768;
+    if (f != NULL)
+        fclose(f);
+    return first;
+}
+
+/* A TCP port that is free now, for frameworks that want MASTER_PORT and bind it in a while, so none
+ * of those that others are given meanwhile; 0: none found. */
 static uint32_t free_port(void)
 {
-    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    socklen_t bytes = sizeof(a);
+    const uint32_t end = first_given(), begin = end / 2 > 1024 ? end / 2 : 1024;
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    uint64_t at = clock_now_ns() ^ (uint64_t)getpid() << 32;
     uint32_t port = 0;
-    if (fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof(a)) == 0 &&
-        getsockname(fd, (struct sockaddr *)&a, &bytes) == 0)
-        port = ntohs(a.sin_port);
+    for (int tries = 0; fd >= 0 && begin < end && port == 0 && tries < PORT_TRIES; tries++) {
+        at = at * UINT64_C(6364136223846793005) + 1;
+        port = begin + (uint32_t)((at >> 33) % (end - begin));
+        if (!is_free(fd, port))
+            port = 0;
+    }
     if (fd >= 0)
         close(fd);
     return port;

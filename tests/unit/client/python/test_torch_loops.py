@@ -9,7 +9,6 @@ import os
 import re
 import runpy
 import shutil
-import socket
 import sys
 import sysconfig
 import tempfile
@@ -224,9 +223,7 @@ class Ported(unittest.TestCase):
     def test_fsdp2(self):
         self.assertLessEqual(max(self.differing('fsdp2')), 5)
         tiny = ('--layers', 2, '--dim', 32, '--heads', 2, '--length', 16, '--batch', 4, '--steps', 8)
-        with socket.socket() as free:
-            free.bind(('127.0.0.1', 0))
-            os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free.getsockname()[1]))
+        os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(torch_run.free_port()))
         for more, bound in (((), 1e-4), (('--mixed-precision',), 2e-2)):
             if more:  # another type, under the same name
                 daemons = torch_run.Daemons(BUILD)

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -61,12 +60,6 @@ def go_back(checkpoint):
     """What the refusal says."""
     subprocess.run([DAEMONS.shardctl, 'restore', '--replace', '--address', DAEMONS.address, checkpoint], check=True,
                    capture_output=True)
-
-
-def port():
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        return free.getsockname()[1]
 
 
 def alone():
@@ -134,9 +127,9 @@ class HuggingFace(Close):
     """transformers' Trainer."""
 
     def compare(self, name, world=1, **how):
-        os.environ['MASTER_PORT'] = str(port())
+        os.environ['MASTER_PORT'] = str(torch_run.free_port())
         (plain, _, _, expected), *_ = run(trained(transformers.Trainer, name + '-plain', **how), world)
-        os.environ['MASTER_PORT'] = str(port())
+        os.environ['MASTER_PORT'] = str(torch_run.free_port())
         answers = run(trained(hf.Trainer, name, **how), world)
         (logs, digest, same, found), *others = answers
         for key in ('loss', 'grad_norm'):
@@ -182,7 +175,7 @@ class HuggingFace(Close):
         self.assertTrue(os.path.exists(folder('killed')))
 
     def test_a_killed_rank_of_a_process_group_ends_the_others_and_all_go_on(self):
-        os.environ['MASTER_PORT'] = str(port())
+        os.environ['MASTER_PORT'] = str(torch_run.free_port())
         _, digest, _, _ = run(trained(hf.Trainer, 'hf-group'), 2)[0]
 
         def harmed(rank):
@@ -190,14 +183,14 @@ class HuggingFace(Close):
                 killed = [Killed(4, folder('killed-rank'))] if rank else []
                 return trained(hf.Trainer, 'hf-group-killed', callbacks=killed)()
             return work
-        os.environ['MASTER_PORT'] = str(port())
+        os.environ['MASTER_PORT'] = str(torch_run.free_port())
         forks = [torch_run.Fork(harmed(rank), rank, 2) for rank in range(2)]
         while not all([fork.status is not None or fork.done() for fork in forks]):
             time.sleep(0.01)
         self.assertEqual(forks[1].answer(), (False, signal.SIGKILL))
         with self.assertRaisesRegex(AssertionError, 'rank 1 .* is gone|Connection (reset|closed)|closed by peer'):
             forks[0].answer()
-        os.environ['MASTER_PORT'] = str(port())
+        os.environ['MASTER_PORT'] = str(torch_run.free_port())
         self.assertEqual({answer[1] for answer in run(trained(hf.Trainer, 'hf-group-killed'), 2)}, {digest})
 
     def test_the_best_model_at_the_end(self):
@@ -265,9 +258,9 @@ class Accelerate(Close):
         expected = run(self.loop(False, with_model=True, name=''))[0]
         for name, with_model in (('with', True), ('without', False)):
             self.assert_close(run(self.loop(True, with_model=with_model, name='accelerate-' + name))[0], expected)
-        os.environ['MASTER_PORT'] = str(port())
+        os.environ['MASTER_PORT'] = str(torch_run.free_port())
         expected = run(self.loop(False, with_model=True, name=''), 2)
-        os.environ['MASTER_PORT'] = str(port())
+        os.environ['MASTER_PORT'] = str(torch_run.free_port())
         for found, plain in zip(run(self.loop(True, with_model=True, name='accelerate-2'), 2), expected):
             self.assert_close(found, plain)
 
@@ -423,7 +416,7 @@ class Lightning(Close):
         return lambda: quietly(work)
 
     def test_the_losses_are_lightnings_own(self):
-        os.environ['MASTER_PORT'] = str(port())
+        os.environ['MASTER_PORT'] = str(torch_run.free_port())
         for more in ({}, {'accumulate_grad_batches': 2}, {'precision': 'bf16-mixed'}):
             strategy = libshd.lightning.Strategy(name='-'.join(['lightning', *map(str, more.values())]))
             losses, _ = run(self.fit(strategy, **more))[0]
@@ -432,9 +425,9 @@ class Lightning(Close):
             print(f'Lightning {more}: {worst:.1e}')
 
     def test_two_workers_against_ddp(self):
-        os.environ['MASTER_PORT'] = str(port())
+        os.environ['MASTER_PORT'] = str(torch_run.free_port())
         plain = run(self.fit('ddp'), 2)
-        os.environ['MASTER_PORT'] = str(port())
+        os.environ['MASTER_PORT'] = str(torch_run.free_port())
         for (found, _), (expected, _) in zip(run(self.fit(libshd.lightning.Strategy(name='lightning-ddp')), 2), plain):
             self.assert_close(found, expected)
 

@@ -91,8 +91,7 @@ TEST(smallest_room_of_all_ancestors_counts)
     EXPECT_EQ(room.host_bytes, 1000 * MIB);
     EXPECT_STR(room.limit_path, "/sys/fs/cgroup/a/memory.max");
     EXPECT_STR(memory_room_text(&room, text),
-               "292 MiB are free: 608 of 900 MiB are used, the limit "
-               "of /sys/fs/cgroup/a/memory.max");
+               "292 MiB are free: 608 of 900 MiB are used, by /sys/fs/cgroup/a/memory.max");
 }
 
 TEST(clean_file_cache_is_no_usage)

@@ -417,6 +417,37 @@ TEST(full_size_blob_and_spec_fit_frame_and_arena)
     free(arena.base);
 }
 
+static void negate(uint8_t *number, size_t bytes)
+{
+    memset(number, 0, bytes);
+    number[bytes - 1] = 0x80;
+}
+
+/* A sender that is not protobuf-c, which leaves it out as it does zero. */
+TEST(minus_zero_is_zero)
+{
+    static const uint8_t scale[] = { 2 << 3 | 5, 0, 0, 0x80, 0x3f };
+    static const uint8_t lr[] = { 3 << 3 | 1, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f };
+    struct shd_err e;
+    struct wire_arena arena = arena_new(WIRE_ARENA_BYTES);
+    struct wire_request back, q = { .type = WIRE_COMMIT, .seq = 1 };
+    size_t bytes;
+    q.commit.decision = (struct decision){ .scale = 1, .lr = 1 };
+    EXPECT_OK(wire_request_pack(&q, frame, sizeof frame, &bytes, &e), &e);
+    uint8_t *at = memmem(frame, bytes, scale, sizeof scale);
+    EXPECT(at != NULL);
+    negate(at + 1, sizeof(float));
+    at = memmem(frame, bytes, lr, sizeof lr);
+    EXPECT(at != NULL);
+    negate(at + 1, sizeof(double));
+    EXPECT_OK(wire_request_unpack(frame, bytes, &arena, &back, &e), &e);
+    q.commit.decision.scale = 0;
+    q.commit.decision.lr = 0;
+    EXPECT(decision_equal(&back.commit.decision, &q.commit.decision));
+    EXPECT(!signbit(back.commit.decision.scale) && !signbit(back.commit.decision.lr));
+    free(arena.base);
+}
+
 TEST(blob_without_has_blob_is_an_error)
 {
     Shd__Request m = SHD__REQUEST__INIT;

@@ -91,7 +91,9 @@ TEST(workers_get_torchruns_environment)
 {
     ctl(ARGS("run", "-v", "--daemons", "2", "--workers", "3", "--", "sh", "-c",
              ("echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR; "
-              "[ $MASTER_PORT -gt 0 ] && [ $OMP_NUM_THREADS -ge 1 ] && echo numbers; "
+              "[ $MASTER_PORT -gt 0 ] && "
+              "[ $MASTER_PORT -lt $(cut -f 1 /proc/sys/net/ipv4/ip_local_port_range) ] && "
+              "[ $OMP_NUM_THREADS -ge 1 ] && echo numbers; "
               "echo ${SHARDD_ADDRESS#*\\?} ${NOTIFY_SOCKET-none}")));
     EXPECT_EQ(run.code, 0);
     EXPECT_STR(run.out, "0 0 3 3 0 127.0.0.1\nnumbers\ncpu0,cpu1 none\n");
