@@ -299,7 +299,7 @@ int recover_model(struct recover *r, struct shd_session *s, const volatile sig_a
     bool whole = false;
     int err = owners != NULL ? SHD_OK : err_set(e, SHD_ENOMEM, "no memory to look at daemons");
     while (err == SHD_OK && !whole) {
-        struct latest latest;
+        struct latest latest = { .step = 0 };
         err = read_latest(r->dir, &latest, e);
         if (err == SHD_ENOENT ||
             (err == SHD_OK && r->model != NULL && strcmp(r->model, latest.model) != 0)) {
