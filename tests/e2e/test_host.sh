@@ -132,3 +132,47 @@ end_same "a worker beside the daemons"
 soon "the end of A" is_gone "${relays[A]}"
 relays=()
 echo "  drained, the relay ends with the last daemon"
+
+# A host is lost, with all that its processes had: when it is back all go back to the last checkpoint, whose steps are
+# computed again. Workers are started again, as an engine does. Once it is the host that saves, once another.
+rm -r "$work/keys"
+mkdir -m 700 "$work/keys"
+"$bin/shardctl" keys new "$file" a=$address_A/cpu0 b=$address_B/cpu1 >/dev/null
+lose() {
+    local keeper=${relays[$1]}
+    kill -STOP "$keeper"
+    # shellcheck disable=SC2046
+    kill -KILL "$keeper" $(pgrep -P "$keeper")
+    soon "the end of $1" is_gone "$keeper"
+    rm -r "${work:?}/$1" "$work/$1.address"
+}
+saving() { host "$1" --name "${1,,}" --resume "$work/lost" --checkpoint-every 5 --keep 3; }
+restored() { [ "$(grep -c "restored $work/lost/step-0*[1-9]" "$work/host_a.log")" -ge "$1" ]; }
+begin_both() {
+    worker "B?cpu0,cpu1" 0 2 --elastic --slow 6
+    worker "A?cpu0,cpu1" 1 2 --elastic --slow 6
+}
+saving A
+saving B
+soon "A" is_ready A
+soon "B" is_ready B
+: >"$work/out"
+begin_both
+soon "a checkpoint" [ -e "$work/lost/LATEST" ]
+for at in A B; do
+    lose "$at"
+    saving "$at"
+    soon "a restore after the loss of $at" restored "$([ "$at" = A ] && echo 1 || echo 2)"
+    for pid in "${workers[@]}"; do
+        ! wait "$pid" || fail "a worker went on without the state of $at"
+    done
+    expect "$work/err" "daemon cpu. .*lost"
+    begin_both
+    go_on 6
+done
+end_same "lost and back: the host that saves, and another"
+for at in B A; do
+    kill -TERM "${relays[$at]}"
+    soon "the end of $at" is_gone "${relays[$at]}"
+done
+relays=()

@@ -43,9 +43,19 @@ static const char host_more[] =
     "as\n"
     "they do for those here: say it on all, where all have the directory at the same path.\n"
     "\n"
+    "--resume DIR, said on all hosts: the host of the first daemon (the lowest name in FILE) saves "
+    "in\n"
+    "DIR, which all have at the same path. When a host was lost with its daemons' state, and is "
+    "back,\n"
+    "all daemons go back to DIR's latest checkpoint, as they do where all begin anew: as "
+    "`shardctl\n"
+    "checkpoint DIR --every STEPS --resume` does it. Workers end then, and are to be started "
+    "again.\n"
+    "\n"
     "examples:\n"
     "  shardctl keys new keys/cluster.json a=10.77.0.1:7100/cpu0,cpu1 b=10.77.0.2:7100/cpu2\n"
     "  shardctl host --cluster keys/cluster.json --name a\n"
+    "  shardctl host --cluster keys/cluster.json --resume /shared/run1 --keep 3\n"
     "  srun --no-kill -K0 -N2 --ntasks-per-node=1 shardctl host --cluster keys/cluster.json\n"
     "\n"
     "default DIR, and environment: as of `shardctl up`\n"
@@ -61,6 +71,7 @@ struct host {
     char **all;         /* owned, [all_count], of own and others' devices: in the owners' order */
     uint32_t all_count;
     struct run_far far;
+    char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)]; /* of all of them */
     char name[CLUSTER_NAME_BYTES];
 };
 
@@ -235,18 +246,27 @@ static int begin_tell_ready(struct shd_err *e)
     return SHD_OK;
 }
 
+static void name_all(const struct host *h, struct devices *ret_all)
+{
+    *ret_all = (struct devices){ .count = h->all_count, .listed = true };
+    for (uint32_t i = 0; i < h->all_count; i++)
+        snprintf(ret_all->names[i], sizeof ret_all->names[i], "%s", h->all[i]);
+}
+
+/* One host saves and restores for all: that of the first owner, without which nobody trains. */
+static bool is_first(const struct host *h)
+{
+    return h->own.count > 0 && h->all_count > 0 && strcmp(h->own.names[0], h->all[0]) == 0;
+}
+
 static int all_ready(void *arg, struct shd_err *e)
 {
     const struct host *h = arg;
-    static struct devices all;
-    static char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)];
-    all = (struct devices){ .count = h->all_count, .listed = true };
-    for (uint32_t i = 0; i < all.count; i++)
-        snprintf(all.names[i], sizeof all.names[i], "%s", h->all[i]);
-    devices_address(&all, h->dir.path, address, sizeof address);
+    struct devices all;
+    name_all(h, &all);
     if (h->dir.record.lock_fd >= 0) /* by which other commands here find them */
         rundir_note_address(&h->dir.record, &all, h->dir.path);
-    printf("export SHARDD_ADDRESS='%s'\n", address);
+    printf("export SHARDD_ADDRESS='%s'\n", h->address);
     fflush(stdout);
     return begin_tell_ready(e);
 }
@@ -254,8 +274,14 @@ static int all_ready(void *arg, struct shd_err *e)
 static int keep(struct host *h, struct run_options *o, const char *path)
 {
     struct shd_err e = { 0 };
+    struct devices all;
     if (updir_take(path, &h->own, &h->dir, &e) != SHD_OK)
         return ctl_fail("%s", e.text);
+    name_all(h, &all);
+    devices_address(&all, h->dir.path, h->address, sizeof h->address);
+    o->address = h->address;
+    if (!is_first(h))
+        o->resume = NULL;
     o->devices = &h->own;
     o->daemons = h->own.count;
     o->far = &h->far;
@@ -275,7 +301,7 @@ int verb_host(int argc, char **argv)
     uint32_t daemons = 0;
     bool files = false;
     struct run_words words = { 0 };
-    struct run_options o = { RUN_DEFAULTS };
+    struct run_options o = { RUN_DEFAULTS, .checkpoint_every = 100 };
     const struct flag own[] = {
         { "cluster", 'c', FLAG_STRING, "FILE", "hosts, keys and devices, by `shardctl keys`",
           &cluster, 0, 0 },
@@ -286,6 +312,11 @@ int verb_host(int argc, char **argv)
           0 },
         { "files", 0, FLAG_BOOL, NULL, "workers of other hosts may save and restore (see below)",
           &files, 0, 0 },
+        { "resume", 0, FLAG_STRING, "DIR", "save in DIR, and go back to its latest (see below)",
+          &o.resume, 0, 0 },
+        { "checkpoint-every", 0, FLAG_U32, "STEPS", "steps between checkpoints (100)",
+          &o.checkpoint_every, 1, UINT32_MAX },
+        { "keep", 0, FLAG_U32, "N", "checkpoints to keep (all)", &o.keep, 1, 1000000 },
     };
     struct flag_table table = { .count = 0 };
     FLAGS_ADD(&table, own);
@@ -302,6 +333,8 @@ int verb_host(int argc, char **argv)
         return ctl_usage("%s", e.text);
     if (updir_path(wanted, path, &e) != SHD_OK)
         return ctl_fail("%s", e.text);
-    h.far.files = files;
+    if (o.resume == NULL && (o.keep > 0 || o.checkpoint_every != 100))
+        return ctl_usage("--keep and --checkpoint-every say how: --resume DIR says where");
+    h.far.files = files || o.resume != NULL;
     return keep(&h, &o, path);
 }

@@ -198,9 +198,12 @@ static uint32_t free_port(void)
 static int worker_environ(const struct run *r, struct environ *env, struct shd_err *e)
 {
     char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)];
-    devices_address(r->options->devices, r->path, address, sizeof(address));
+    if (r->options->address != NULL)
+        snprintf(address, sizeof(address), "%s", r->options->address);
+    else
+        devices_address(r->options->devices, r->path, address, sizeof(address));
     const uint32_t workers = r->options->workers.last;
-    const uint32_t threads = share_of(sys_processors(), workers);
+    const uint32_t threads = share_of(sys_processors(), workers > 0 ? workers : 1);
     const struct {
         const char *name;
         uint32_t value;
@@ -238,9 +241,10 @@ int launch_prepare(struct run *r, struct shd_err *e)
     if (rc == SHD_OK && o->watchdog_s > 0)
         rc = environ_set(&r->daemon_env, e, "WATCHDOG_USEC", "%" PRIu64,
                          (uint64_t)o->watchdog_s * 1000 * 1000);
-    if (rc == SHD_OK && o->workers.last > 0)
+    const bool any = o->workers.last > 0 || o->resume != NULL;
+    if (rc == SHD_OK && any)
         rc = environ_new(&r->worker_env, e);
-    if (rc == SHD_OK && o->workers.last > 0)
+    if (rc == SHD_OK && any)
         rc = worker_environ(r, &r->worker_env, e);
     return rc;
 }
@@ -272,7 +276,7 @@ int launch_worker(struct run_child *c, struct shd_err *e)
 static int launch_helper(struct run_child *c, char *const *words, struct shd_err *e)
 {
     char self[PATH_MAX];
-    char *argv[8] = { self };
+    char *argv[10] = { self };
     struct child_spawn spawn = { .argv = argv };
     for (size_t i = 0; words[i] != NULL; i++) {
         CHECK(i + 2 < ARRAY_SIZE(argv));
@@ -298,12 +302,14 @@ int launch_saver(struct run *r, bool stays, struct shd_err *e)
 {
     const struct run_options *o = r->options;
     char verb[] = "checkpoint", every_flag[] = "--every", keep_flag[] = "--keep";
-    char every[12], keep[12], *words[7];
+    char resume_flag[] = "--resume", every[12], keep[12], *words[8];
     size_t n = 0;
     snprintf(every, sizeof(every), "%" PRIu32, o->checkpoint_every);
     snprintf(keep, sizeof(keep), "%" PRIu32, o->keep);
     words[n++] = verb;
-    words[n++] = (char *)o->checkpoint;
+    words[n++] = (char *)(o->resume != NULL ? o->resume : o->checkpoint);
+    if (o->resume != NULL)
+        words[n++] = resume_flag;
     if (stays) {
         words[n++] = every_flag;
         words[n++] = every;

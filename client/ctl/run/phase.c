@@ -258,7 +258,7 @@ static int start_work(struct run *r, struct shd_err *e)
     const struct run_options *o = r->options;
     int rc = o->ready != NULL ? o->ready(o->arg, e) : SHD_OK;
     r->save.worked = rc == SHD_OK && o->command != NULL;
-    if (rc == SHD_OK && o->checkpoint != NULL)
+    if (rc == SHD_OK && (o->checkpoint != NULL || o->resume != NULL))
         rc = launch_saver(r, /* stays= */ true, e);
     for (uint32_t i = 0; i < r->workers_wanted && rc == SHD_OK; i++)
         rc = launch_worker(&r->workers.list[i], e);

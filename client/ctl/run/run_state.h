@@ -54,6 +54,9 @@ struct run_options {
     bool verbose;
     const char *restore;       /* borrowed: what to begin with; NULL: nothing */
     const char *checkpoint;    /* borrowed: where to save; NULL: nowhere */
+    const char *resume;        /* borrowed: where a saver saves and restores that stays beside
+                                * daemons, also other hosts'; NULL: none does */
+    const char *address;       /* borrowed: its; NULL: that of the devices */
     uint32_t checkpoint_every; /* steps */
     uint32_t keep;             /* 0: all */
     char **command;            /* borrowed, NULL-terminated, what each worker runs */

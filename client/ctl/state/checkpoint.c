@@ -20,12 +20,15 @@
 #include "client/ctl/base/verb.h"
 #include "client/ctl/state/guard.h"
 #include "client/ctl/state/meter.h"
+#include "client/ctl/state/recover.h"
 #include "client/session/hub.h"
 #include "proto/base/clock.h"
 #include "proto/files/ckpt_info.h"
 
 #define LOOK_NS    UINT64_C(20000000)
 #define AHEAD_NS   UINT64_C(200000000) /* ask so long before a step is due */
+#define AGAIN_NS   500000000L
+#define RESUME_MS  10000u  /* of one that stays whatever happens */
 #define TIMEOUT_MS 120000u /* of a session that stays: keepers need 30 s for who hangs */
 #define NS_PER_MIN (60 * NS_PER_S)
 
@@ -41,9 +44,17 @@ static const char checkpoint_more[] = VERB_WHERE
     "examples:\n"
     "  shardctl checkpoint /data/run1\n"
     "  shardctl checkpoint /data/run1 --every 500 --keep 3     stays while the daemons run\n"
+    "  shardctl checkpoint /data/run1 --every 500 --resume     and go back to it by itself\n"
     "  shardctl checkpoint --list /data/run1\n"
     "  shardctl checkpoint --verify /data/run1                 the latest; or one, by its path\n"
     "\n--every and --every-minutes: SIGTERM saves what is new once more, and ends with 0.\n"
+    "\n"
+    "--resume: stay whatever happens to daemons. Where one comes back without the model, or all "
+    "do,\n"
+    "because their host was lost, all go back to DIR's latest; so they do where it begins and "
+    "none\n"
+    "has the model. Workers end before, and are to be started again. What somebody drops stays\n"
+    "dropped. SIGTERM ends it at once: what is new since the last one is not saved.\n"
     "\n"
     "exit codes:\n"
     "  0        saved, listed, good\n"
@@ -54,7 +65,7 @@ static const char checkpoint_more[] = VERB_WHERE
 struct ask {
     const char *dir, *address, *model;
     uint32_t keep, every, every_minutes;
-    bool json, list, verify;
+    bool json, list, verify, resume;
 };
 
 static bool stays(const struct ask *ask)
@@ -182,14 +193,14 @@ static int save_on(const struct ask *ask, shd_model *m, struct shd_err *e)
         r = wait_due(ask, m, last_step, last_ns, &step, e);
         if (r == SHD_OK && !stopped)
             r = save_once(ask, m, step, /* last= */ false, e);
-        if (r != SHD_OK && hub_check(m->session->hub, NULL) != SHD_OK)
+        if (r != SHD_OK && (ask->resume || hub_check(m->session->hub, NULL) != SHD_OK))
             break;
         if (r != SHD_OK) /* training goes on, and the next one may succeed */
             ctl_say("not saved: %s", e->text);
         last_step = save_step(m) > step ? save_step(m) : step;
         last_ns = clock_now_ns();
     }
-    if (stopped && save_step(m) != saved_step) /* what came since then, too */
+    if (stopped && !ask->resume && save_step(m) != saved_step) /* what came since then, too */
         return save_once(ask, m, 0, /* last= */ true, e);
     return stopped || r == SHD_EGONE ? SHD_OK : r;
 }
@@ -242,6 +253,49 @@ static int save(const struct ask *ask, struct shd_err *e)
     return r;
 }
 
+/* Until a session ends, or we are told to stop. */
+static int save_and_resume_once(const struct ask *ask, struct recover *rec, struct shd_err *e)
+{
+    const struct shd_options options = { .size = sizeof options,
+                                         .address = ask->address,
+                                         .name = "shardctl checkpoint",
+                                         .timeout_ms = RESUME_MS };
+    shd_session *s;
+    shd_model *m = NULL;
+    int r = shd_connect(&options, &s, e);
+    if (r != SHD_OK)
+        return r;
+    if (s->hub == NULL)
+        r = err_set(e, SHD_ENOTSUP, "\"local:\" does not save: run daemons");
+    if (r == SHD_OK)
+        r = recover_model(rec, s, &stopped, e);
+    if (r == SHD_OK)
+        r = attach(ask, s, &m, e);
+    if (r == SHD_OK)
+        rec->said.text[0] = '\0';
+    if (r == SHD_OK)
+        r = save_on(ask, m, e);
+    shd_model_close(m);
+    shd_close(s);
+    return r;
+}
+
+/* Daemons are waited for, whatever happens to them. */
+static int save_and_resume(const struct ask *ask, struct shd_err *e)
+{
+    struct recover rec = { .dir = ask->dir, .model = ask->model, .json = ask->json };
+    int r = SHD_OK;
+    while (!stopped && r != SHD_ENOTSUP) {
+        r = save_and_resume_once(ask, &rec, e);
+        if (r != SHD_OK && r != SHD_PENDING)
+            recover_say(&rec, e);
+        if (!stopped)
+            nanosleep(&(struct timespec){ .tv_nsec = AGAIN_NS }, NULL);
+    }
+    recover_deinit(&rec);
+    return r == SHD_ENOTSUP ? r : SHD_OK;
+}
+
 static int save_guarded(void *arg)
 {
     const struct ask *ask = arg;
@@ -249,7 +303,8 @@ static int save_guarded(void *arg)
     if (stays(ask))
         signal(SIGTERM, stop);
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error with a name */
-    return save(ask, &e) == SHD_OK ? CTL_OK : ctl_fail("%s", e.text);
+    const int r = ask->resume ? save_and_resume(ask, &e) : save(ask, &e);
+    return r == SHD_OK ? CTL_OK : ctl_fail("%s", e.text);
 }
 
 /* -- Looking ------------------------------------------------------------------------------------
@@ -327,6 +382,10 @@ static int check_ask(const struct ask *ask, struct shd_err *e)
         return err_set(e, SHD_EINVAL, "--list and --verify only look");
     if (ask->every > 0 && ask->every_minutes > 0)
         return err_set(e, SHD_EINVAL, "--every and --every-minutes: one at a time");
+    if (ask->resume && !stays(ask))
+        return err_set(e, SHD_EINVAL,
+                       "--resume is of one that stays: with --every or "
+                       "--every-minutes; `shardctl restore` restores once");
     return SHD_OK;
 }
 
@@ -343,6 +402,8 @@ static int parse(int argc, char **argv, struct ask *ask)
           1, UINT32_MAX },
         { "every-minutes", 0, FLAG_U32, "M", "stay, and save every M minutes", &ask->every_minutes,
           1, 1000000 },
+        { "resume", 0, FLAG_BOOL, NULL,
+          "restore the latest where daemons have lost the model (see below)", &ask->resume, 0, 0 },
         { "list", 'l', FLAG_BOOL, NULL, "list what is in DIR, the oldest first", &ask->list, 0, 0 },
         { "verify", 0, FLAG_BOOL, NULL, "check every byte of a checkpoint, without daemons",
           &ask->verify, 0, 0 },

@@ -69,6 +69,35 @@ expect "$work/err" 'resuming from .*/again/step-'
 (requeue) >"$work/out" 2>"$work/err" || fail "requeued at the end: $(cat "$work/err")"
 [ "$(tail -n 1 "$work/out")" = "$want" ] || fail "requeued at the end: $(tail -n 1 "$work/out")"
 
+# One that stays whatever happens: all is lost with the daemons' keeper, and comes back with the next daemons; what
+# somebody drops does not.
+up() { shardctl up --daemons 2 --threads-per-daemon 1 --runtime-dir "$work/up" >/dev/null; }
+has_restored() { [ "$(grep -c "^restored $work/stay/step-0*[1-9]" "$work/stayed")" = "$1" ]; }
+refused 'resume is of one that stays' shardctl checkpoint "$work/stay" --resume
+shardctl checkpoint "$work/stay" --every 5 --keep 2 --resume --address "$work/up?cpu0,cpu1" >"$work/stayed" 2>"$work/why" &
+saver=$!
+up
+# shellcheck disable=SC2086
+SHARDD_ADDRESS=$work/up shd-gpt --steps 47 $gpt --slow 20 >"$work/out" 2>"$work/err" &
+job=$!
+soon "nothing saved: $(cat "$work/why")" [ -e "$work/stay/LATEST" ]
+# shellcheck disable=SC2046
+kill -9 $(pgrep -f -- "[ ]$work/up( |$)") $(pgrep -f -- "--runtime-dir=?[ ]?$work/up$")
+! wait "$job" || fail 'training went on without its daemons'
+rm -rf "$work/up"
+up
+soon "not restored: $(cat "$work/stayed" "$work/why")" has_restored 1
+# shellcheck disable=SC2086
+SHARDD_ADDRESS=$work/up shd-gpt --steps 47 $gpt >"$work/out" 2>"$work/err" || fail "$(cat "$work/err")"
+[ "$(tail -n 1 "$work/out")" = "$want" ] || fail "restored by one that stays: $(tail -n 1 "$work/out"), not $want"
+soon "the end not saved: $(cat "$work/stayed" "$work/why")" grep -q 'step-000000000045' "$work/stayed"
+shardctl drop --yes --force --runtime-dir "$work/up" gpt >/dev/null
+soon "no word of the drop: $(cat "$work/why")" grep -q "model 'gpt' was dropped: nothing is restored" "$work/why"
+has_restored 1 || fail "$(cat "$work/stayed")"
+kill "$saver"
+wait "$saver" || fail "the end of one that stays: $? $(cat "$work/why")"
+shardctl down --yes --runtime-dir "$work/up" >/dev/null
+
 # An older run's checkpoints are in nobody's way: neither removed by --keep nor mixed with.
 find "$work/again" | sort >"$work/before"
 # shellcheck disable=SC2086
