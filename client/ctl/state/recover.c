@@ -297,7 +297,9 @@ int recover_model(struct recover *r, struct shd_session *s, const volatile sig_a
     struct recover_owner *owners = sys_calloc(shd_owners(s), sizeof *owners);
     uint64_t since_ns = 0;
     bool whole = false;
-    int err = owners != NULL ? SHD_OK : err_set(e, SHD_ENOMEM, "no memory to look at daemons");
+    int err = SHD_OK;
+    if (owners == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory to look at daemons");
     while (err == SHD_OK && !whole) {
         struct latest latest = { .step = 0 };
         err = read_latest(r->dir, &latest, e);
