@@ -16,6 +16,7 @@
 #include "client/ctl/base/verb.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
+#include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt_info.h"
@@ -124,6 +125,7 @@ static int remember(struct recover *r, const struct recover_owner *owners, uint3
             return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " daemons", count);
         r->count = count;
     }
+    CHECK(r->had != NULL);
     for (uint32_t i = 0; i < count; i++)
         r->had[i] = owners[i].process;
     r->dropped = false;
