@@ -591,14 +591,15 @@ SHD_API int shd_checkpoint_poll(shd_model *m, bool *ret_done, struct shd_checkpo
  * With `replace` a model that is open gives way to it; the daemons end for that, and their keepers
  * start successors, which have it. Other models go on; sessions that have this one open end.
  * Errors: SHD_EEXIST the model is open; SHD_EBUSY it is to be replaced, and somebody trains or
- * saves it; SHD_ENOTSUP likewise, and there are no keepers; SHD_ENOENT; SHD_EINVAL damaged, or
- * tensors missing or of other shapes, named. */
+ * saves it, without `force`; SHD_ENOTSUP likewise, and there are no keepers; SHD_ENOENT; SHD_EINVAL
+ * damaged, or tensors missing or of other shapes, named. */
 struct shd_restore_options {
     size_t size;
     bool weights;
     const char *spec_json; /* with weights */
     uint64_t timeout_ms;   /* 0: 3,600,000 */
     bool replace;          /* also where the model is open: then nobody may be training it */
+    bool force;            /* with replace: also where somebody trains or saves it: that ends */
 };
 struct shd_restored {
     size_t size;

@@ -39,7 +39,7 @@ struct restoring {
     char *path;      /* owned */
     char *spec_json; /* owned */
     struct spec_out spec;
-    bool weights, replace, open;
+    bool weights, replace, force, open;
     bool one_count;      /* as wire_open_model */
     uint64_t restore_id; /* random, the same at all owners */
     bool answered;       /* by one at least: `step` is known */
@@ -58,6 +58,7 @@ static void make_request(const struct round *round, const struct link *link,
         .weights = r->weights,
         .open = r->open,
         .replace = r->replace,
+        .force = r->force,
         .restore_id = r->restore_id,
         .one_count = r->one_count,
     };
@@ -238,7 +239,9 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
         return SHD_EINVAL;
     if (sized_check(ret_restored, sizeof *ret_restored, "shd_restored", e) != SHD_OK)
         return SHD_EINVAL;
-    struct restoring r = { .hub = s->hub, .replace = o.replace, .spec.segment = SEGMENT_CLOSED };
+    struct restoring r = {
+        .hub = s->hub, .replace = o.replace, .force = o.force, .spec.segment = SEGMENT_CLOSED
+    };
     struct shd_restored restored = { .step = 0 };
     int status = check_session(s, &o, e);
     if (status == SHD_OK)

@@ -42,6 +42,8 @@ int replace_check(struct op *op, const struct model *open)
                        "daemon %s has no keeper that would start its successor: end it, start it "
                        "again and restore then",
                        d->device);
+    if (req->force)
+        return SHD_OK;
     if (inbox_name_trainers(open, /* but= */ NULL, trainers, sizeof trainers) > 0)
         return err_set(&op->err, SHD_EBUSY,
                        "model '%s' is at step %" PRIu64 " and being trained by %s: end them first",

@@ -82,6 +82,7 @@ enum wire_level {
                         * Set.more, Prepared.settings_more, Layout.room; micro_batches and eps of
                         * Decision; Prepared.unit_limits, Commit.unit_norms;
                         * History.units_from, Rows.units */
+    WIRE_LEVEL_FORCES, /* Restore.force */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -220,6 +221,7 @@ struct wire_restore {
     uint64_t restore_id; /* the same for all owners; 0: not said */
     struct wire_spec_at spec_at;
     bool one_count; /* as in wire_open_model */
+    bool force;     /* with replace: also where somebody trains or saves it */
 };
 
 struct wire_drain {

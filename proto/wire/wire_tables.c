@@ -183,11 +183,17 @@ static const struct wire_field checkpoint_fields[] = { ANY(checkpoint, model),
                                                        ANY(checkpoint, step),
                                                        PATH(checkpoint, path) };
 static const struct wire_field restore_fields[] = {
-    PATH(restore, path),   RANGE(restore, spec, 0, SPEC_MESSAGE_BYTES_MAX),
-    INDEX(restore, owner), RANGE(restore, owners, 1, SHD_OWNERS_MAX),
-    ANY(restore, weights), ANY(restore, open),
-    ANY(restore, replace), ANY(restore, restore_id),
-    SPEC_AT(restore),      ROW(restore, one_count, .form = WIRE_ANY, SINCE(COUNTS)),
+    PATH(restore, path),
+    RANGE(restore, spec, 0, SPEC_MESSAGE_BYTES_MAX),
+    INDEX(restore, owner),
+    RANGE(restore, owners, 1, SHD_OWNERS_MAX),
+    ANY(restore, weights),
+    ANY(restore, open),
+    ANY(restore, replace),
+    ANY(restore, restore_id),
+    SPEC_AT(restore),
+    ROW(restore, one_count, .form = WIRE_ANY, SINCE(COUNTS)),
+    ROW(restore, force, .form = WIRE_ANY, NEEDED_SINCE(FORCES)),
 };
 static const struct wire_field drain_fields[] = { ANY(drain, off) };
 static const struct wire_field join_fields[] = { ANY(join, model),

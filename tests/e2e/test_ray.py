@@ -64,7 +64,7 @@ class Node:
         self.space = os.readlink(f'/proc/{self.first}/ns/pid')
 
     def words(self, *command):
-        return ['nsenter', '--target', str(self.first), '--root', '--net', '--mount', '--uts', '--ipc', '--pid', 'env', '-i',
+        return ['nsenter', '--target', str(self.first), '--root', '--wd', '--net', '--mount', '--uts', '--ipc', '--pid', 'env', '-i',
                 *(f'{name}={value}' for name, value in self.environment.items()), *command]
 
     def call(self, *command):

@@ -71,7 +71,7 @@ static bool same_restore(const struct wire_restore *a, const struct wire_restore
 {
     return strcmp(a->path, b->path) == 0 && same_bytes(a->spec, b->spec) && a->owner == b->owner &&
            a->owners == b->owners && a->weights == b->weights && a->open == b->open &&
-           a->replace == b->replace && a->restore_id == b->restore_id &&
+           a->replace == b->replace && a->force == b->force && a->restore_id == b->restore_id &&
            a->one_count == b->one_count && same_spec_at(&a->spec_at, &b->spec_at);
 }
 

@@ -205,6 +205,7 @@ static void random_restore(uint64_t *seed, struct wire_restore *r)
                                 .weights = test_random(seed) % 2 != 0 };
     r->open = random_u32(seed, 0, 1) != 0;
     r->replace = random_u32(seed, 0, 1) != 0;
+    r->force = random_u32(seed, 0, 1) != 0;
     r->restore_id = random_u64(seed, 0, UINT64_MAX);
     r->spec_at = random_spec_at(seed);
     r->one_count = random_u32(seed, 0, 1) != 0;

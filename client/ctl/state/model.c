@@ -28,7 +28,7 @@ static const char restore_about[] =
     "a safetensors file, or a directory with model.safetensors or its index, of any tool.\n"
     "With --replace a model that is open gives way to the checkpoint's. Nobody may be training "
     "it:\n"
-    "end the workers first. For a moment there is memory for both.";
+    "end the workers first, or --force. For a moment there is memory for both.";
 
 static const char restore_more[] = VERB_WHERE
     "\n"
@@ -41,7 +41,7 @@ static const char restore_more[] = VERB_WHERE
 
 struct ask {
     const char *path, *weights, *spec, *address;
-    bool json, replace;
+    bool json, replace, force;
 };
 
 static void print_restored(const struct ask *ask, const struct shd_restored *r)
@@ -64,7 +64,8 @@ static int restore(const struct ask *ask, struct shd_err *e)
                                          .timeout_ms = VERB_TIMEOUT_MS };
     struct shd_restore_options how = { .size = sizeof how,
                                        .weights = ask->weights != NULL,
-                                       .replace = ask->replace };
+                                       .replace = ask->replace,
+                                       .force = ask->force };
     struct shd_restored restored = { .size = sizeof restored };
     char *spec = NULL;
     size_t bytes;
@@ -89,6 +90,8 @@ static int restore(const struct ask *ask, struct shd_err *e)
 
 static int check_ask(const struct ask *ask, struct shd_err *e)
 {
+    if (ask->force && !ask->replace)
+        return err_set(e, SHD_EINVAL, "--force without --replace: it is of what is replaced");
     if (ask->weights == NULL && ask->path == NULL)
         return err_set(e, SHD_EINVAL, "nothing to restore: shardctl restore DIR");
     if (ask->weights != NULL && ask->path != NULL)
@@ -110,6 +113,8 @@ int verb_restore(int argc, char **argv)
         { "spec", 's', FLAG_STRING, "FILE", "the model's spec, with --weights", &ask.spec, 0, 0 },
         { "replace", 0, FLAG_BOOL, NULL, "also where the model is open: its state goes",
           &ask.replace, 0, 0 },
+        { "force", 0, FLAG_BOOL, NULL, "with --replace: also where somebody trains it: that ends",
+          &ask.force, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON object: model, step, bytes", &ask.json, 0, 0 },
     };
     const struct flags flags = VERB_FLAGS(restore, "shardctl restore DIR [FLAGS]", table);

@@ -36,8 +36,8 @@ enum recover_state recover_judge(const struct recover_owner *owners, uint32_t co
         if (owners[i].reads || (owners[i].has && !owners[i].ready))
             return RECOVER_WAIT;
         having += owners[i].has;
-        if (owners[i].has && owners[i].step > most)
-            most = owners[i].step;
+        if (owners[i].has && owners[i].before > most)
+            most = owners[i].before;
     }
     *ret_step = most;
     if (having == 0)
@@ -98,9 +98,15 @@ static int look_at(struct shd_session *s, uint32_t owner, const char *model,
 static int look(struct shd_session *s, const char *model, struct recover_owner *owners,
                 struct shd_err *e)
 {
+    const uint32_t count = shd_owners(s);
     int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < shd_owners(s); i++)
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++)
         r = look_at(s, i, model, &owners[i], e);
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++) {
+        const uint64_t before = owners[i].step;
+        r = look_at(s, i, model, &owners[i], e);
+        owners[i].before = before;
+    }
     return r;
 }
 
@@ -197,11 +203,11 @@ static void print_restored(const struct recover *r, const struct latest *latest,
     fflush(stdout);
 }
 
-/* What hinders it now may not the next time: workers that have not ended yet. */
-static int go_back(struct recover *r, struct shd_session *s, const struct latest *latest,
-                   bool replace, struct shd_err *e)
+/* With `lost` nobody can train it any more, who ever has it open. */
+static int go_back(struct recover *r, struct shd_session *s, const struct latest *latest, bool lost,
+                   struct shd_err *e)
 {
-    const struct shd_restore_options how = { .size = sizeof how, .replace = replace };
+    const struct shd_restore_options how = { .size = sizeof how, .replace = lost, .force = lost };
     struct shd_restored restored = { .size = sizeof restored };
     struct shd_err why = { 0 };
     char path[4096];
@@ -236,17 +242,17 @@ static void say_lost(struct recover *r, const struct recover_owner *owner, uint6
     recover_say(r, &what);
 }
 
-/* A training that began before the checkpoint was restored: who trains now has to end. */
+/* A training that began before the checkpoint was restored, for workers are quick. */
 static int begin_again(struct recover *r, struct shd_session *s, const struct latest *latest,
                        struct shd_err *e)
 {
     struct shd_err what;
-    err_set(&what, SHD_EBUSY,
+    err_set(&what, SHD_EGONE,
             "model '%.60s' was begun at step 0, and %.100s has step %" PRIu64
-            " of it: end the workers, and it goes back there",
+            " of it: who trains it ends, and it goes back there",
             latest->model, r->dir, latest->step);
     recover_say(r, &what);
-    return go_back(r, s, latest, /* replace= */ true, e);
+    return go_back(r, s, latest, /* lost= */ true, e);
 }
 
 static int none_there(struct recover *r, struct shd_session *s, const struct latest *latest,
@@ -254,7 +260,7 @@ static int none_there(struct recover *r, struct shd_session *s, const struct lat
 {
     struct shd_err what;
     if (!r->dropped && !are_the_same(r, owners, shd_owners(s)))
-        return go_back(r, s, latest, /* replace= */ false, e);
+        return go_back(r, s, latest, /* lost= */ false, e);
     r->dropped = true;
     err_set(&what, SHD_ENOENT,
             "model '%.60s' was dropped: nothing is restored (`shardctl restore %.100s` does)",
@@ -263,9 +269,13 @@ static int none_there(struct recover *r, struct shd_session *s, const struct lat
     return SHD_OK;
 }
 
+struct looks { /* that have found it lost, at this step of who has it */
+    uint64_t since_ns, step;
+};
+
 /* One look, and what follows; *ret_whole: there is nothing more to do. */
 static int look_once(struct recover *r, struct shd_session *s, const struct latest *latest,
-                     struct recover_owner *owners, uint64_t *since_ns, bool *ret_whole,
+                     struct recover_owner *owners, struct looks *looks, bool *ret_whole,
                      struct shd_err *e)
 {
     const uint32_t count = shd_owners(s);
@@ -279,25 +289,23 @@ static int look_once(struct recover *r, struct shd_session *s, const struct late
     *ret_whole = state == RECOVER_WHOLE && (r->had != NULL || step > 0 || latest->step == 0);
     if (*ret_whole)
         return remember(r, owners, count, e);
-    if (state != RECOVER_LOST)
-        *since_ns = 0;
-    else if (*since_ns == 0)
-        *since_ns = now_ns;
+    if (state != RECOVER_LOST || step != looks->step) /* what goes on is not lost */
+        *looks = (struct looks){ .since_ns = now_ns, .step = step };
     if (state == RECOVER_WHOLE)
         return begin_again(r, s, latest, e);
     if (state == RECOVER_NONE)
         return none_there(r, s, latest, owners, e);
-    if (state == RECOVER_WAIT || now_ns - *since_ns < LOST_NS)
+    if (state == RECOVER_WAIT || now_ns - looks->since_ns < LOST_NS)
         return SHD_OK;
     say_lost(r, &owners[lost], step, latest);
-    return go_back(r, s, latest, /* replace= */ true, e);
+    return go_back(r, s, latest, /* lost= */ true, e);
 }
 
 int recover_model(struct recover *r, struct shd_session *s, const volatile sig_atomic_t *stopped,
                   struct shd_err *e)
 {
     struct recover_owner *owners = sys_calloc(shd_owners(s), sizeof *owners);
-    uint64_t since_ns = 0;
+    struct looks looks = { .since_ns = clock_now_ns() };
     bool whole = false;
     int err = SHD_OK;
     if (owners == NULL)
@@ -311,7 +319,7 @@ int recover_model(struct recover *r, struct shd_session *s, const volatile sig_a
             break;
         }
         if (err == SHD_OK)
-            err = look_once(r, s, &latest, owners, &since_ns, &whole, e);
+            err = look_once(r, s, &latest, owners, &looks, &whole, e);
         if (err == SHD_OK && !whole)
             err = *stopped ? SHD_PENDING : hub_poll(s->hub, LOOK_NS, e);
     }

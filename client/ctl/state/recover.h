@@ -27,6 +27,7 @@ struct recover_owner { /* what a daemon says */
     bool reads; /* it restores something */
     bool has, ready;
     uint64_t step;
+    uint64_t before; /* its step, said before any of the others' `step` */
 };
 
 enum recover_state {
@@ -36,8 +37,8 @@ enum recover_state {
     RECOVER_WAIT, /* it is being opened, restored or taken over */
 };
 
-/* Pure. ret_lost: LOST: the index of the first daemon that has lost it; *ret_step: the latest that
- * one is at, LOST and WHOLE. */
+/* Pure. A step may end between two owners' words. ret_lost: LOST: the index of the first daemon
+ * that has lost it; *ret_step: the latest that one is at, LOST and WHOLE. */
 enum recover_state recover_judge(const struct recover_owner *owners, uint32_t count,
                                  uint32_t *ret_lost, uint64_t *ret_step);
 

@@ -82,10 +82,10 @@ SHARDD_ADDRESS=$work/up shd-gpt --steps 47 $gpt --slow 20 >"$work/out" 2>"$work/
 job=$!
 soon "nothing saved: $(cat "$work/why")" [ -e "$work/stay/LATEST" ]
 # shellcheck disable=SC2046
-kill -9 $(pgrep -f -- "[ ]$work/up( |$)") $(pgrep -f -- "--runtime-dir=?[ ]?$work/up$")
-! wait "$job" || fail 'training went on without its daemons'
+kill -9 $(pgrep -f -- "[ ]$work/up( |$)") 2>/dev/null || true # some end with others
 rm -rf "$work/up"
 up
+! wait "$job" || fail 'training went on without its daemons'
 soon "not restored: $(cat "$work/stayed" "$work/why")" has_restored 1
 # shellcheck disable=SC2086
 SHARDD_ADDRESS=$work/up shd-gpt --steps 47 $gpt >"$work/out" 2>"$work/err" || fail "$(cat "$work/err")"
@@ -94,6 +94,27 @@ soon "the end not saved: $(cat "$work/stayed" "$work/why")" grep -q 'step-000000
 shardctl drop --yes --force --runtime-dir "$work/up" gpt >/dev/null
 soon "no word of the drop: $(cat "$work/why")" grep -q "model 'gpt' was dropped: nothing is restored" "$work/why"
 has_restored 1 || fail "$(cat "$work/stayed")"
+kill "$saver"
+wait "$saver" || fail "the end of one that stays: $? $(cat "$work/why")"
+
+# Workers were quicker than what restores as it begins.
+# shellcheck disable=SC2086
+SHARDD_ADDRESS=$work/up shd-gpt --steps 47 $gpt --slow 1000 >"$work/out" 2>"$work/err" &
+job=$!
+is_begun() { shardctl status --json --runtime-dir "$work/up" | grep -q '"step": *0'; }
+soon "no training: $(cat "$work/err")" is_begun
+kill -STOP "$job"
+refused 'being trained by shd-gpt' shardctl restore --replace --runtime-dir "$work/up" "$work/stay"
+refused 'force without --replace' shardctl restore --force --runtime-dir "$work/up" "$work/stay"
+shardctl checkpoint "$work/stay" --every 5 --resume --runtime-dir "$work/up" >"$work/stayed" 2>"$work/why" &
+saver=$!
+soon "not restored: $(cat "$work/stayed" "$work/why")" has_restored 1
+expect "$work/why" 'was begun at step 0, and .* has step 45 of it'
+kill -KILL "$job" # it hung, and lost its session
+wait "$job" || true
+# shellcheck disable=SC2086
+SHARDD_ADDRESS=$work/up shd-gpt --steps 47 $gpt >"$work/out" 2>"$work/err" || fail "$(cat "$work/err")"
+[ "$(tail -n 1 "$work/out")" = "$want" ] || fail "begun too early: $(tail -n 1 "$work/out"), not $want"
 kill "$saver"
 wait "$saver" || fail "the end of one that stays: $? $(cat "$work/why")"
 shardctl down --yes --runtime-dir "$work/up" >/dev/null

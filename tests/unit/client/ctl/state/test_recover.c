@@ -15,7 +15,9 @@ static void fill(uint64_t a, uint64_t b, uint64_t c)
 {
     const uint64_t steps[OWNERS] = { a, b, c };
     for (uint32_t i = 0; i < OWNERS; i++) {
-        owners[i] = (struct recover_owner){ .has = true, .ready = true, .step = steps[i] };
+        owners[i] = (struct recover_owner){
+            .has = true, .ready = true, .step = steps[i], .before = steps[i]
+        };
         snprintf(owners[i].device, sizeof owners[i].device, "cpu%u", (unsigned)i);
     }
 }
@@ -39,6 +41,20 @@ TEST(owners_that_train_are_at_most_a_step_apart)
     EXPECT_EQ(judge(), RECOVER_LOST);
     EXPECT_EQ(lost, 2);
     EXPECT_EQ(step, 8);
+}
+
+TEST(steps_that_end_between_two_answers_are_no_loss)
+{
+    fill(0, 0, 0);
+    for (uint32_t i = 0; i < OWNERS; i++) {
+        owners[i].before = 100 + 5 * (uint64_t)i;
+        owners[i].step = 200 + 5 * (uint64_t)i;
+    }
+    EXPECT_EQ(judge(), RECOVER_WHOLE);
+    EXPECT_EQ(step, 110);
+    owners[0].step = 108;
+    EXPECT_EQ(judge(), RECOVER_LOST);
+    EXPECT_EQ(lost, 0);
 }
 
 TEST(one_that_has_it_no_more_or_anew_has_lost_it)
