@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 from nodes import LIMIT_S, into_venv, skip, soon, unwire, wire
 
@@ -22,6 +23,10 @@ PACKAGE = 'ray==2.60.0'
 MODEL = ('--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-every 0 '
          '--log-every 1 --steps 150').split()
 NETWORK = '10.81.0'
+# Where the processors are busy Ray takes what is late for what is dead.
+PATIENCE = {'RAY_gcs_server_port_wait_time_s': str(LIMIT_S), 'RAY_gcs_server_request_timeout_seconds': str(LIMIT_S),
+            'RAY_agent_register_timeout_ms': str(1000 * LIMIT_S), 'RAY_health_check_timeout_ms': str(1000 * LIMIT_S),
+            'RAY_worker_register_timeout_seconds': str(LIMIT_S)}
 # A node's first process: ends when the test does, whose pipe it reads, and waits for whatever is left without a parent. The
 # example is on the first node alone.
 INIT = '''hostname "$1"; mount -t tmpfs -o mode=755 tmpfs /run; mount -t tmpfs -o mode=1777 tmpfs /dev/shm
@@ -67,11 +72,19 @@ class Node:
         return ['nsenter', '--target', str(self.first), '--root', '--wd', '--net', '--mount', '--uts', '--ipc', '--pid', 'env', '-i',
                 *(f'{name}={value}' for name, value in self.environment.items()), *command]
 
+    def run(self, *command):
+        return subprocess.run(self.words(*command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                              encoding='utf-8', errors='replace', timeout=LIMIT_S, check=False)
+
     def call(self, *command):
         """What it prints; it has to succeed."""
-        done = subprocess.run(self.words(*command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                              encoding='utf-8', errors='replace', timeout=LIMIT_S, check=False)
+        done = self.run(*command)
         return done.stdout if done.returncode == 0 else fail(f'{self.name}: {" ".join(command)}: {done.returncode}: {done.stdout}')
+
+    def tried(self, *command):
+        """What it says where it fails."""
+        done = self.run(*command)
+        return '' if done.returncode == 0 else done.stdout or f'ended with {done.returncode}'
 
     def pids(self, pattern):
         """Processes of the node with this in their command line, by their numbers here."""
@@ -114,7 +127,7 @@ class Cluster:
         self.work, self.nodes, self.nets = work, [], [f'shdR{i}-{os.getpid()}' for i in (0, 1)]
         self.environment = {'PATH': f'{bin_dir}:{venv}/bin:/usr/sbin:/usr/bin:/sbin:/bin', 'HOME': work, 'LANG': 'C.UTF-8',
                             'PYTHONDONTWRITEBYTECODE': '1', 'RAY_USAGE_STATS_ENABLED': '0',
-                            'RAY_gcs_server_port_wait_time_s': str(LIMIT_S), 'RAY_worker_niceness': '1', 'RAY_ADDRESS': f'{NETWORK}.1:6379'}
+                            'RAY_worker_niceness': '1', 'RAY_ADDRESS': f'{NETWORK}.1:6379', **PATIENCE}
         os.mkdir(f'{work}/ray')
         with open(f'{work}/hosts', 'w', encoding='ascii') as file:
             file.write(f'127.0.0.1 localhost\n{NETWORK}.1 raya\n{NETWORK}.2 rayb\n')
@@ -126,8 +139,14 @@ class Cluster:
         self.start_ray(1, f'--address={NETWORK}.1:6379')
 
     def start_ray(self, i, *more):
-        self.nodes[i].call('ray', 'start', f'--node-ip-address={self.nodes[i].ip}', '--num-cpus=3', '--object-store-memory=80000000',
-                           '--disable-usage-stats', *more)
+        """Again where Ray gives up after half a minute, which is no setting."""
+        words = ['ray', 'start', f'--node-ip-address={self.nodes[i].ip}', '--num-cpus=3', '--object-store-memory=80000000',
+                 '--disable-usage-stats', *more]
+        end = time.monotonic() + LIMIT_S
+        while (said := self.nodes[i].tried(*words)) and 'timed out during startup' in said and time.monotonic() < end:
+            self.nodes[i].tried('ray', 'stop', '--force')
+        if said:
+            fail(f'{self.nodes[i].name}: {" ".join(words)}: {said}')
 
     def driver(self, *words):
         return self.nodes[0].call('python3', f'{EXAMPLE}/shardd_ray.py', *words)
