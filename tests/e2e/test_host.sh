@@ -137,7 +137,7 @@ echo "  drained, the relay ends with the last daemon"
 # computed again. Workers are started again, as an engine does. Once it is the host that saves, once another.
 rm -r "$work/keys"
 mkdir -m 700 "$work/keys"
-"$bin/shardctl" keys new "$file" a=$address_A/cpu0 b=$address_B/cpu1 >/dev/null
+"$bin/shardctl" keys new "$file" a=$address_A/cpu2,cpu0 b=$address_B/cpu1 >/dev/null
 lose() {
     local keeper=${relays[$1]}
     kill -STOP "$keeper"
@@ -148,16 +148,17 @@ lose() {
 }
 saving() { host "$1" --name "${1,,}" --resume "$work/lost" --checkpoint-every 5 --keep 3; }
 restored() { [ "$(grep -c "restored $work/lost/step-0*[1-9]" "$work/host_a.log")" -ge "$1" ]; }
+# begin_both SLOW: slow ones are not at their end before they are to lose a host
 begin_both() {
-    worker "B?cpu0,cpu1" 0 2 --elastic --slow 6
-    worker "A?cpu0,cpu1" 1 2 --elastic --slow 6
+    worker "B?cpu0,cpu1,cpu2" 0 2 --elastic --slow "$1"
+    worker "A?cpu0,cpu1,cpu2" 1 2 --elastic --slow "$1"
 }
 saving A
 saving B
 soon "A" is_ready A
 soon "B" is_ready B
 : >"$work/out"
-begin_both
+begin_both 60
 soon "a checkpoint" [ -e "$work/lost/LATEST" ]
 for at in A B; do
     lose "$at"
@@ -167,7 +168,7 @@ for at in A B; do
         ! wait "$pid" || fail "a worker went on without the state of $at"
     done
     expect "$work/err" "daemon cpu. .*lost"
-    begin_both
+    begin_both "$([ "$at" = A ] && echo 60 || echo 3)"
     go_on 6
 done
 end_same "lost and back: the host that saves, and another"

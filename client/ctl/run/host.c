@@ -256,7 +256,10 @@ static void name_all(const struct host *h, struct devices *ret_all)
 /* One host saves and restores for all: that of the first owner, without which nobody trains. */
 static bool is_first(const struct host *h)
 {
-    return h->own.count > 0 && h->all_count > 0 && strcmp(h->own.names[0], h->all[0]) == 0;
+    for (uint32_t i = 0; i < h->own.count; i++)
+        if (strcmp(h->own.names[i], h->all[0]) == 0)
+            return true;
+    return false;
 }
 
 static int all_ready(void *arg, struct shd_err *e)

@@ -1,6 +1,7 @@
 /* See recover.h. */
 #include "client/ctl/state/recover.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
@@ -157,7 +158,7 @@ static int read_latest(const char *path, struct latest *ret, struct shd_err *e)
     struct spec *spec = NULL;
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
-        return err_sys(e, SHD_ENOENT, "open directory '%.150s'", path);
+        return err_sys(e, errno == ENOENT ? SHD_ENOENT : SHD_EIO, "open directory '%.150s'", path);
     int r = checkpoint_dir_newest(fd, ret->name, e);
     const int at = r == SHD_OK ? openat(fd, ret->name, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     if (r == SHD_OK && at < 0)

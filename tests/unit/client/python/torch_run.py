@@ -19,8 +19,8 @@ PACE = int(os.environ.get('SHD_TEST_PACE', '1'))
 LIMIT_S = max(600, 120 * PACE)  # of a hang alone: a cold compiler takes minutes where all is busy
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 4))
 SKIPPED = 77
-sys.path.insert(0, os.path.join(ROOT, 'tests', 'lib'))
-from ports import free_port  # noqa: E402, F401 for those that use this
+sys.path.insert(0, os.path.join(ROOT, 'bench'))
+from groups import free_port  # noqa: E402, F401 for those that use this
 
 
 def environment(*flags):

@@ -78,7 +78,7 @@ shardctl checkpoint "$work/stay" --every 5 --keep 2 --resume --address "$work/up
 saver=$!
 up
 # shellcheck disable=SC2086
-SHARDD_ADDRESS=$work/up shd-gpt --steps 47 $gpt --slow 20 >"$work/out" 2>"$work/err" &
+SHARDD_ADDRESS=$work/up shd-gpt --steps 47 $gpt --slow 60 >"$work/out" 2>"$work/err" &
 job=$!
 soon "nothing saved: $(cat "$work/why")" [ -e "$work/stay/LATEST" ]
 # shellcheck disable=SC2046
