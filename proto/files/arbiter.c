@@ -1,5 +1,5 @@
 /* See arbiter.h: which kind, and the thread by which no call takes longer than it may. Where the
- * views are is arbiter_file.c's. */
+ * views are is arbiter_file.c's and arbiter_etcd.c's. */
 #include "proto/files/arbiter.h"
 
 #include <errno.h>
@@ -11,10 +11,12 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
+#include "proto/files/arbiter_etcd.h"
 #include "proto/files/arbiter_file.h"
 #include "proto/files/arbiter_place.h"
 
 #define FILE_PREFIX "file:"
+#define ETCD_PREFIX "etcd:"
 
 struct arbiter {
     struct arbiter_place at;
@@ -122,7 +124,10 @@ static int open_place(const char *text, const char *cluster, struct arbiter_plac
 {
     if (strncmp(text, FILE_PREFIX, strlen(FILE_PREFIX)) == 0)
         return arbiter_file_open(text + strlen(FILE_PREFIX), cluster, ret_place, e);
-    return err_set(e, SHD_EINVAL, "arbiter '%.120s' is not file:DIR", text);
+    if (strncmp(text, ETCD_PREFIX, strlen(ETCD_PREFIX)) == 0)
+        return arbiter_etcd_open(text + strlen(ETCD_PREFIX), cluster, ret_place, e);
+    return err_set(e, SHD_EINVAL,
+                   "arbiter '%.120s' is neither file:DIR nor etcd:http://HOST:PORT/PREFIX", text);
 }
 
 int arbiter_open(const char *text, const char *cluster, struct arbiter **ret_arbiter,

@@ -18,6 +18,9 @@
  *                         link(2), which one of many does. A missing directory is an error, and no
  *                         view 0; so is a mount point, which looks empty while nothing is mounted:
  *                         name a directory in it.
+ *   etcd:URL[,URL...]/PREFIX  members of an etcd v3, asked by its HTTP gateway (http:// or
+ *                         https://), the key PREFIX/CLUSTER, by transactions. By libcurl, which is
+ *                         loaded then.
  *
  * Failure modes: an arbiter that is away, hangs or has lost the directory is an error of the call,
  * within ARBITER_WAIT_MS, and nobody may take hosts for out meanwhile; training that needs no
@@ -39,7 +42,7 @@ struct arbiter;
 
 /* Nothing is asked yet. cluster: tells clusters apart that use one place; letters, digits, '-',
  * '_', '.', no '.' in front, below ARBITER_NAME_BYTES. Errors: SHD_EINVAL a text or name that is
- * none, SHD_ERANGE too long, SHD_ENOMEM. */
+ * none, SHD_ERANGE too long, SHD_ENOTSUP no libcurl here, SHD_ENOMEM. */
 int arbiter_open(const char *text, const char *cluster, struct arbiter **ret_arbiter,
                  struct shd_err *e);
 

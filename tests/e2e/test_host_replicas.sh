@@ -67,7 +67,8 @@ wrong "3 devices make no pairs" --name a --replicas 2 --arbiter "file:$arbiter"
 cluster a=$address_A/cpu1 b=$address_B/cpu2 c=$address_C
 wrong "--daemons starts cpu0, which the cluster file does not name" --name c --daemons 1 --replicas 2 --arbiter "file:$arbiter"
 cluster a=$address_A/cpu0,cpu1 b=$address_B/cpu3,cpu2 c=$address_C
-wrong "arbiter '$arbiter' is not file:DIR" --name a --replicas 2 --arbiter "$arbiter"
+wrong "arbiter '$arbiter' is neither file:DIR" --name a --replicas 2 --arbiter "$arbiter"
+wrong "is not etcd:http://HOST:PORT/PREFIX" --name a --replicas 2 --arbiter etcd:127.0.0.1/x
 wrong "no absolute path" --name a --replicas 2 --arbiter file:here
 wrong "'$arbiter' is not there: mount it" --name a --replicas 2 --arbiter "file:$arbiter"
 wrong "'/proc' is a mount point" --name a --replicas 2 --arbiter file:/proc

@@ -58,7 +58,8 @@ static const char host_more[] =
     "The pairs follow from FILE, and stand in the address: PRIMARY+SECONDARY. --arbiter is where "
     "the\n"
     "hosts agree who is out, by compare-and-swap: file:DIR, a directory that all have (NFS, "
-    "Lustre).\n"
+    "Lustre),\n"
+    "or etcd:http://HOST:PORT/PREFIX (with several members http://A:PORT,http://B:PORT/PREFIX).\n"
     "Workers here read of it in replicas.json of the runtime directory; `shardctl hosts` shows "
     "it.\n"
     "\n"
@@ -351,7 +352,7 @@ static int check_words(const struct wanted *w, const struct run_options *o)
     if (w->replicas > 1 && w->arbiter == NULL)
         return ctl_usage("--replicas %" PRIu32
                          " needs --arbiter: where the hosts agree who is out, "
-                         "file:DIR",
+                         "file:DIR or etcd:URL/PREFIX",
                          w->replicas);
     if (w->replicas < 2 && w->arbiter != NULL)
         return ctl_usage("--arbiter is where hosts with replicas agree who is out: --replicas 2");
@@ -378,8 +379,8 @@ int verb_host(int argc, char **argv)
           &w.files, 0, 0 },
         { "replicas", 0, FLAG_U32, "N", "daemons that hold a slice: 1, or 2 (see below)",
           &w.replicas, 1, 2 },
-        { "arbiter", 0, FLAG_STRING, "A", "where hosts agree who is out: file:DIR (see below)",
-          &w.arbiter, 0, 0 },
+        { "arbiter", 0, FLAG_STRING, "A",
+          "where hosts agree who is out: file:DIR or etcd:URL/PREFIX", &w.arbiter, 0, 0 },
         { "resume", 0, FLAG_STRING, "DIR", "save in DIR, and go back to its latest (see below)",
           &o.resume, 0, 0 },
         { "checkpoint-every", 0, FLAG_U32, "STEPS", "steps between checkpoints (100)",

@@ -9,7 +9,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -18,6 +17,7 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/files/arbiter_file.h"
+#include "tests/lib/arbiter_race.h"
 #include "tests/lib/child.h"
 #include "tests/lib/test.h"
 
@@ -205,71 +205,15 @@ TEST(views_without_and_with_all_hosts_pass)
 
 /* -- Races ------------------------------------------------------------------------------------- */
 
-#define RACERS 8
-#define VIEWS  60
-
-struct race {
-    atomic_uint ready;
-    atomic_uint wins[VIEWS + 1];    /* of each number */
-    atomic_uint unknown[VIEWS + 1]; /* claims that ended by neither */
-};
-
-/* Claims what comes next until all are made. A view that was read never comes back. */
-static void race(struct race *r, uint32_t who)
-{
-    struct arbiter *a;
-    struct shd_err why = { 0 };
-    uint64_t last = 0;
-    MUST_OK(arbiter_open(text, CLUSTER, &a, NULL));
-    atomic_fetch_add(&r->ready, 1);
-    while (atomic_load(&r->ready) < RACERS)
-        sched_yield();
-    while (last < VIEWS) {
-        struct arbiter_view v = { 0 };
-        char host[32];
-        const int read = arbiter_read(a, &v, &why);
-        if (read == SHD_ETIMEDOUT)
-            continue;
-        MUST(read == SHD_OK && v.number >= last);
-        last = v.number;
-        arbiter_view_free(&v);
-        if (last >= VIEWS)
-            break;
-        snprintf(host, sizeof host, "h%u", who);
-        const int claimed = claim_one(a, last + 1, host, &why);
-        MUST(claimed == SHD_OK || claimed == SHD_EBUSY || claimed == SHD_ETIMEDOUT);
-        if (claimed == SHD_OK)
-            atomic_fetch_add(&r->wins[last + 1], 1);
-        if (claimed == SHD_ETIMEDOUT)
-            atomic_fetch_add(&r->unknown[last + 1], 1);
-    }
-    arbiter_close(a);
-    _exit(0);
-}
+#define VIEWS 60
 
 TEST(one_of_eight_processes_makes_each_view)
 {
-    pid_t pids[RACERS];
     begin();
-    struct race *r = mmap(NULL, sizeof *r, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-                          0);
-    CHECK(r != MAP_FAILED);
-    for (uint32_t i = 0; i < RACERS; i++) {
-        pids[i] = test_fork();
-        if (pids[i] == 0)
-            race(r, i);
-    }
-    for (uint32_t i = 0; i < RACERS; i++)
-        expect_well(pids[i]);
-    for (uint32_t n = 1; n <= VIEWS; n++) {
-        const uint32_t wins = atomic_load(&r->wins[n]), unknown = atomic_load(&r->unknown[n]);
-        if (wins > 1 || wins + unknown == 0)
-            FAIL("view %u was made by %u, of %u is unknown", n, wins, unknown);
-    }
+    expect_one_makes_each_view(text, CLUSTER, VIEWS);
     EXPECT_EQ(newest(arbiter), VIEWS);
     EXPECT_EQ(count_names(".new"), 0);
     EXPECT(count_names(CLUSTER) <= 2 * ARBITER_FILE_KEPT);
-    munmap(r, sizeof *r);
     end();
 }
 
@@ -503,11 +447,11 @@ TEST(texts_that_name_no_arbiter_are_refused)
     static const struct {
         const char *text, *cluster, *says;
     } wrong[] = {
-        { "/shared", CLUSTER, "arbiter '/shared' is not file:DIR" },
+        { "/shared", CLUSTER, "arbiter '/shared' is neither file:DIR" },
         { "", CLUSTER, "arbiter ''" },
         { "file:", CLUSTER, "no absolute path" },
         { "file:here", CLUSTER, "arbiter file:here: the directory is no absolute path" },
-        { "k8s:lease", CLUSTER, "is not file:DIR" },
+        { "k8s:lease", CLUSTER, "is neither file:DIR" },
         { "file:/x", "", "'' is no name of a cluster" },
         { "file:/x", "../x", "'../x' is no name of a cluster" },
         { "file:/x", ".x", "no '.' in front" },
