@@ -167,21 +167,36 @@ static uint32_t alone(const struct hosts *h, uint32_t host)
     return count;
 }
 
+struct cell { /* names, as many as there is room for */
+    char text[TABLE_CELL_BYTES_MAX];
+    bool cut;
+};
+
 static void add_to_cell(void *arg, const char *name)
 {
-    char *cell = arg;
-    const size_t used = strlen(cell);
-    snprintf(cell + used, TABLE_CELL_BYTES_MAX - used, "%s%s", used > 0 ? "," : "", name);
+    static const char more[] = "...";
+    struct cell *cell = arg;
+    const size_t used = strlen(cell->text), room = sizeof cell->text - used;
+    const char *comma = used > 0 ? "," : "";
+    if (cell->cut)
+        return;
+    const int n = snprintf(cell->text + used, room, "%s%s", comma, name);
+    cell->cut = n < 0 || (size_t)n + sizeof more >= room;
+    if (cell->cut)
+        snprintf(cell->text + used, room, "%s%s", comma, more);
 }
 
 static void show_host(const struct hosts *h, uint32_t host, struct table *t)
 {
-    char partners[TABLE_CELL_BYTES_MAX] = "", count[16];
-    each_partner(h, host, add_to_cell, partners);
+    struct cell devices = { .cut = false }, partners = { .cut = false };
+    char count[16], device[CLUSTER_DEVICE_BYTES];
+    for (const char *at = h->replicas.hosts[host].devices; cluster_next_device(&at, device);)
+        add_to_cell(&devices, device);
+    each_partner(h, host, add_to_cell, &partners);
     snprintf(count, sizeof count, "%" PRIu32, alone(h, host));
     table_row(t,
               (const char *const[]){ h->replicas.hosts[host].name, is_out(h, host) ? "out" : "in",
-                                     h->replicas.hosts[host].devices, partners, count });
+                                     devices.text, partners.text, count });
 }
 
 static void show(const struct hosts *h)
