@@ -51,9 +51,9 @@ static void clean_up(void)
 static void begin(void)
 {
     struct shd_err e = { 0 };
-    const char *tmp = getenv("TMPDIR");
+    /* In memory, where there is no disk to wait for: calls have an end of their own. */
     snprintf(dir, sizeof dir, "%s/shd-arbiter-XXXXXX",
-             tmp != NULL && strlen(tmp) < 30 ? tmp : "/tmp");
+             access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
     CHECK(mkdtemp(dir) != NULL);
     test_clean_up = clean_up;
     snprintf(text, sizeof text, "file:%s", dir);
