@@ -41,8 +41,7 @@ struct arbiter {
 
 static void dispose(struct arbiter *a)
 {
-    if (a->at.ops != NULL)
-        a->at.ops->close(a->at.place);
+    a->at.ops->close(a->at.place);
     arbiter_view_free(&a->next);
     arbiter_view_free(&a->view);
     pthread_cond_destroy(&a->changed);
@@ -133,21 +132,19 @@ static int open_place(const char *text, const char *cluster, struct arbiter_plac
 int arbiter_open(const char *text, const char *cluster, struct arbiter **ret_arbiter,
                  struct shd_err *e)
 {
-    struct arbiter_place at;
     if (!arbiter_name_is_one(cluster))
         return err_set(e, SHD_EINVAL,
                        "'%.80s' is no name of a cluster: letters, digits, '-', '_' and '.' make "
                        "one, at most %u, and no '.' in front",
                        cluster, ARBITER_NAME_BYTES - 1);
-    const int r = open_place(text, cluster, &at, e);
-    if (r != SHD_OK)
-        return r;
     struct arbiter *a = sys_calloc(1, sizeof *a);
-    if (a == NULL) {
-        at.ops->close(at.place);
+    if (a == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for an arbiter");
+    const int r = open_place(text, cluster, &a->at, e);
+    if (r != SHD_OK) {
+        free(a);
+        return r;
     }
-    a->at = at;
     CHECK(pthread_mutex_init(&a->lock, NULL) == 0);
     sys_condition(&a->changed);
     *ret_arbiter = a;

@@ -131,7 +131,7 @@ static unsigned char *decode(const char *text, size_t *ret_bytes)
 static int take_view(const struct place *p, const char *value, uint64_t version,
                      struct arbiter_view *ret_view, struct shd_err *e)
 {
-    struct arbiter_view view;
+    struct arbiter_view view = { 0 };
     size_t bytes = 0;
     unsigned char *text = decode(value, &bytes);
     int r = text != NULL ? arbiter_view_parse((const char *)text, bytes, p->cluster, &view, e)

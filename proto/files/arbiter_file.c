@@ -108,7 +108,7 @@ static bool is_aside(const struct place *p, const char *name)
 static int each_name(const struct place *p, void (*fn)(void *ctx, int dir_fd, const char *name),
                      void *ctx, struct shd_err *e)
 {
-    int fd;
+    int fd = -1;
     const int r = open_dir(p, &fd, e);
     if (r != SHD_OK)
         return r;
@@ -156,10 +156,10 @@ static int find_newest(const struct place *p, uint64_t *ret_number, struct shd_e
 static int read_number(const struct place *p, uint64_t number, struct arbiter_view *ret_view,
                        struct shd_err *e)
 {
-    struct arbiter_view view;
+    struct arbiter_view view = { 0 };
     char name[NAME_BYTES], *text = NULL;
     size_t bytes = 0;
-    int fd;
+    int fd = -1;
     int r = open_dir(p, &fd, e);
     if (r != SHD_OK)
         return r;
@@ -301,7 +301,7 @@ static int swap(const struct place *p, uint64_t number, const char *text, struct
 {
     struct aside aside;
     uint64_t random;
-    int fd;
+    int fd = -1;
     if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random)
         return err_sys(e, SHD_EIO, "draw a random name");
     int r = open_dir(p, &fd, e);

@@ -28,6 +28,7 @@
     X(slist_free_all, "curl_slist_free_all", void, (struct curl_slist * list))
 
 struct curl_table {
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration */
 #define CURL_MEMBER(member, symbol, result, arguments) result(*member) arguments;
     CURL_FUNCTIONS(CURL_MEMBER)
 #undef CURL_MEMBER

@@ -2,6 +2,7 @@
 #include "proto/files/arbiter_view.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,6 +93,7 @@ static int check(const struct arbiter_view *v, struct shd_err *e)
     if (v->out_count > ARBITER_HOSTS_MAX)
         return err_set(e, SHD_ERANGE, "%" PRIu32 " hosts are out, at most %u can be", v->out_count,
                        ARBITER_HOSTS_MAX);
+    CHECK(v->out_count == 0 || v->out != NULL);
     for (uint32_t i = 0; i < v->out_count; i++) {
         if (!arbiter_name_is_one(v->out[i]))
             return not_a_name(v->out[i], e);
@@ -116,10 +118,8 @@ int arbiter_view_write(const struct arbiter_view *v, const char *cluster, char *
     char *text = root != NULL && json_array_size(out) == v->out_count ? json_dumps(root, 0) : NULL;
     const size_t bytes = text != NULL ? strlen(text) : 0;
     char *line = text != NULL ? sys_malloc(bytes + 2) : NULL;
-    if (line != NULL) {
-        memcpy(line, text, bytes);
-        memcpy(line + bytes, "\n", 2);
-    }
+    if (line != NULL)
+        snprintf(line, bytes + 2, "%s\n", text);
     free(text);
     json_decref(root);
     if (line == NULL)

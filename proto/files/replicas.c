@@ -67,49 +67,53 @@ static int count_devices(const struct replicas_host *host, struct replicas *r, s
 
 static int compare_names(const void *a, const void *b)
 {
-    const struct cluster_host *const *x = a, *const *y = b;
-    return strcmp((*x)->name, (*y)->name);
+    const struct replicas_host *x = a, *y = b;
+    return strcmp(x->name, y->name);
 }
 
 /* Names with their NULs and keys, in the order of the names: the same however a file has them. */
-static int hash(const struct cluster_host *const *hosts, uint32_t count,
-                char ret_name[ARBITER_NAME_BYTES], struct shd_err *e)
+static int hash(const struct cluster *cluster, struct replicas *r, struct shd_err *e)
 {
     unsigned char digest[SHA256_BYTES];
     EVP_MD_CTX *ctx = EVP_MD_CTX_new();
     bool well = ctx != NULL && EVP_DigestInit_ex(ctx, EVP_sha256(), NULL) == 1;
-    for (uint32_t i = 0; well && i < count; i++)
-        well = EVP_DigestUpdate(ctx, hosts[i]->name, strlen(hosts[i]->name) + 1) == 1 &&
-               EVP_DigestUpdate(ctx, hosts[i]->key, sizeof hosts[i]->key) == 1;
+    for (uint32_t i = 0; well && i < r->host_count; i++) {
+        const struct cluster_host *host = cluster_by_name(cluster, r->hosts[i].name);
+        CHECK(host != NULL);
+        well = EVP_DigestUpdate(ctx, host->name, strlen(host->name) + 1) == 1 &&
+               EVP_DigestUpdate(ctx, host->key, sizeof host->key) == 1;
+    }
     well = well && EVP_DigestFinal_ex(ctx, digest, NULL) == 1;
     EVP_MD_CTX_free(ctx);
     if (!well)
         return err_set(e, SHD_EINTERNAL, "libcrypto could not make a SHA-256");
     for (uint32_t i = 0; i < HASH_BYTES; i++)
-        snprintf(ret_name + 2 * (size_t)i, 3, "%02x", digest[i]);
+        snprintf(r->cluster + 2 * (size_t)i, 3, "%02x", digest[i]);
     return SHD_OK;
 }
 
-static int take_cluster(const struct cluster *cluster, const struct cluster_host **hosts,
-                        struct replicas *r, struct shd_err *e)
+static int take_cluster(const struct cluster *cluster, struct replicas *r, struct shd_err *e)
 {
-    for (uint32_t i = 0; i < cluster->count; i++)
-        if (cluster->hosts[i].devices[0] != '\0')
-            hosts[r->host_count++] = &cluster->hosts[i];
+    int code = SHD_OK;
+    r->hosts = sys_calloc(cluster->count + 1, sizeof *r->hosts);
+    if (r->hosts == NULL)
+        return no_memory(e);
+    for (uint32_t i = 0; code == SHD_OK && i < cluster->count; i++) {
+        struct replicas_host *host = &r->hosts[r->host_count];
+        if (cluster->hosts[i].devices[0] == '\0')
+            continue;
+        snprintf(host->name, sizeof host->name, "%s", cluster->hosts[i].name);
+        snprintf(host->devices, sizeof host->devices, "%s", cluster->hosts[i].devices);
+        code = count_devices(host, r, e);
+        r->host_count++;
+    }
+    if (code != SHD_OK)
+        return code;
     if (r->host_count == 0)
         return err_set(e, SHD_EINVAL,
                        "the cluster file names no devices: replicas are on those of several hosts");
-    qsort(hosts, r->host_count, sizeof *hosts, compare_names);
-    r->hosts = sys_calloc(r->host_count, sizeof *r->hosts);
-    if (r->hosts == NULL)
-        return no_memory(e);
-    int code = SHD_OK;
-    for (uint32_t i = 0; code == SHD_OK && i < r->host_count; i++) {
-        snprintf(r->hosts[i].name, sizeof r->hosts[i].name, "%s", hosts[i]->name);
-        snprintf(r->hosts[i].devices, sizeof r->hosts[i].devices, "%s", hosts[i]->devices);
-        code = count_devices(&r->hosts[i], r, e);
-    }
-    return code != SHD_OK ? code : hash(hosts, r->host_count, r->cluster, e);
+    qsort(r->hosts, r->host_count, sizeof *r->hosts, compare_names);
+    return hash(cluster, r, e);
 }
 
 int replicas_of(const struct cluster *cluster, const char *arbiter, struct replicas *ret_replicas,
@@ -119,11 +123,8 @@ int replicas_of(const struct cluster *cluster, const char *arbiter, struct repli
     if (strlen(arbiter) > REPLICAS_ARBITER_MAX)
         return err_set(e, SHD_ERANGE, "arbiter '%.60s...' has %zu bytes, at most %u", arbiter,
                        strlen(arbiter), REPLICAS_ARBITER_MAX);
-    const struct cluster_host **hosts = sys_calloc(cluster->count + 1, sizeof *hosts);
     r.arbiter = sys_strdup(arbiter);
-    const int code = hosts == NULL || r.arbiter == NULL ? no_memory(e)
-                                                        : take_cluster(cluster, hosts, &r, e);
-    free(hosts);
+    const int code = r.arbiter != NULL ? take_cluster(cluster, &r, e) : no_memory(e);
     if (code == SHD_OK)
         *ret_replicas = r;
     else

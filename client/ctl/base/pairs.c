@@ -25,7 +25,7 @@ struct device {
 };
 
 struct pairing {
-    struct device *devices; /* owned, [device_count], in the order of the text above */
+    struct device *devices; /* borrowed, [device_count], in the order of the text above */
     uint32_t device_count;
     uint32_t host_count;
     uint32_t left[CLUSTER_HOSTS_MAX]; /* devices of each host that are in no pair yet */
@@ -195,33 +195,39 @@ static int check(const struct replicas *r, const uint32_t *device_counts, struct
     return SHD_OK;
 }
 
+static int pair_all(const struct replicas *r, struct pairing *p, struct pairs *pairs,
+                    struct shd_err *e)
+{
+    uint32_t device_counts[CLUSTER_HOSTS_MAX];
+    list_devices(r, p);
+    memcpy(device_counts, p->left, sizeof device_counts);
+    const int code = check(r, device_counts, e);
+    if (code != SHD_OK)
+        return code;
+    match(p, pairs);
+    direct(p, pairs, device_counts);
+    return SHD_OK;
+}
+
 int pairs_make(const struct replicas *r, struct pairs *ret_pairs, struct shd_err *e)
 {
-    struct pairs pairs = { 0 };
-    uint32_t device_counts[CLUSTER_HOSTS_MAX];
+    struct pairs pairs = { .pairs = calloc(r->device_count / 2 + 1, sizeof *pairs.pairs) };
     struct pairing *p = calloc(1, sizeof *p);
-    if (p != NULL)
-        p->devices = calloc(r->device_count + 1, sizeof *p->devices); /* one that ends the names */
-    pairs.pairs = calloc(r->device_count / 2 + 1, sizeof *pairs.pairs);
-    int code = SHD_OK;
-    if (p == NULL || p->devices == NULL || pairs.pairs == NULL)
+    struct device *devices = calloc(r->device_count + 1, sizeof *devices); /* one ends the names */
+    int code;
+    if (pairs.pairs == NULL || p == NULL || devices == NULL) {
         code = err_set(e, SHD_ENOMEM, "no memory for pairs of %" PRIu32 " devices",
                        r->device_count);
-    if (code == SHD_OK) {
-        list_devices(r, p);
-        memcpy(device_counts, p->left, sizeof device_counts);
-        code = check(r, device_counts, e);
-    }
-    if (code == SHD_OK) {
-        match(p, &pairs);
-        direct(p, &pairs, device_counts);
-        *ret_pairs = pairs;
     } else {
-        pairs_free(&pairs);
+        p->devices = devices;
+        code = pair_all(r, p, &pairs, e);
     }
-    if (p != NULL)
-        free(p->devices);
+    free(devices);
     free(p);
+    if (code == SHD_OK)
+        *ret_pairs = pairs;
+    else
+        pairs_free(&pairs);
     return code;
 }
 

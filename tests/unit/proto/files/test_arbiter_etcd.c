@@ -193,7 +193,10 @@ TEST(one_that_is_killed_or_stopped_has_the_view_when_it_is_back)
     struct arbiter *arbiter;
     begin(&arbiter);
     EXPECT_OK(claim_one(arbiter, 1, "b", &e), &e);
-    CHECK(kill(etcd, SIGSTOP) == 0);
+    int status;
+    /* kill() returns before all threads have stopped. */
+    CHECK(kill(etcd, SIGSTOP) == 0 && waitpid(etcd, &status, WUNTRACED) == etcd);
+    EXPECT(WIFSTOPPED(status));
     EXPECT_STATUS(arbiter_read(arbiter, &v, &e), SHD_ETIMEDOUT);
     EXPECT_STATUS(claim_one(arbiter, 2, "late", &e), SHD_ETIMEDOUT); /* which may come true */
     CHECK(kill(etcd, SIGCONT) == 0);
@@ -419,11 +422,12 @@ TEST(texts_that_name_no_etcd_are_refused)
         strcat(many, ",http://a:1");
     strcat(many, "/x");
     EXPECT_STATUS(arbiter_open(many, CLUSTER, &a, &e), SHD_ERANGE);
-    memset(many, 'a', sizeof many - 1);
-    memcpy(many, "etcd:http://a/", 14);
+    snprintf(many, sizeof many, "etcd:http://a/%0300d", 0);
     EXPECT_STATUS(arbiter_open(many, CLUSTER, &a, &e), SHD_ERANGE);
-    memcpy(many, "etcd:http://aa", 14);
+    EXPECT_HAS(e.text, "a prefix of 300 bytes");
+    snprintf(many, sizeof many, "etcd:http://%0300d/x", 0);
     EXPECT_STATUS(arbiter_open(many, CLUSTER, &a, &e), SHD_ERANGE);
+    EXPECT_HAS(e.text, "addresses of 255 bytes");
 }
 
 TEST_MAIN()
