@@ -48,6 +48,8 @@ shows and checks daemons.")
 
 set(CPACK_DEBIAN_LIBSHD0_PACKAGE_NAME libshd0)
 set(CPACK_DEBIAN_LIBSHD0_PACKAGE_SECTION libs)
+# Loaded for an arbiter that is an etcd; Ubuntu 24.04 has it under the second name.
+set(CPACK_DEBIAN_LIBSHD0_PACKAGE_SUGGESTS "libcurl4 | libcurl4t64")
 set(CPACK_DEBIAN_LIBSHD0_PACKAGE_CONTROL_EXTRA ${control}/triggers)
 set(CPACK_DEBIAN_LIBSHD0_DESCRIPTION
 "training state as a service: client library

@@ -55,7 +55,7 @@ options() {
     local dict=
     printf '%s\n' -timeout=20 -rss_limit_mb=4096 -use_value_profile=1 -print_final_stats=1
     case $1 in
-    spec | safetensors | planfile) dict=$root/tests/fuzz/json.dict ;;
+    spec | safetensors | planfile | replicas) dict=$root/tests/fuzz/json.dict ;;
     text | keeper) dict=$root/tests/fuzz/text.dict ;;
     esac
     case $1 in

@@ -16,6 +16,7 @@
 #include "client/ctl/state/checkpoint.h"
 #include "client/ctl/state/drain.h"
 #include "client/ctl/state/export.h"
+#include "client/ctl/state/hosts.h"
 #include "client/ctl/state/keys.h"
 #include "client/ctl/state/model.h"
 #include "client/ctl/state/replay.h"
@@ -39,6 +40,7 @@ static const struct verb verbs[] = {
     { "run", "run a command as workers beside daemons of its own, on this host", verb_run },
     { "up", "start daemons that stay, with a keeper", verb_up },
     { "host", "this host's daemons and relay in a cluster, in the foreground", verb_host },
+    { "hosts", "which hosts of a cluster with replicas are in and out", verb_hosts },
     { "drain", "finish the step, save, and end daemons; training can go on later", verb_drain },
     { "down", "stop what `up` started", verb_down },
     { "logs", "what the daemons of `up` and their keeper have written", verb_logs },

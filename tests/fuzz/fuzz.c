@@ -15,7 +15,7 @@
 static const struct fuzz_target *const targets[] = {
     &fuzz_wire, &fuzz_side,   &fuzz_board, &fuzz_spec,     &fuzz_safetensors,
     &fuzz_text, &fuzz_keeper, &fuzz_plan,  &fuzz_ledger,   &fuzz_trail,
-    &fuzz_zmtp, &fuzz_ring,   &fuzz_relay, &fuzz_planfile,
+    &fuzz_zmtp, &fuzz_ring,   &fuzz_relay, &fuzz_planfile, &fuzz_replicas,
 };
 
 static const struct fuzz_target *target;

@@ -30,7 +30,7 @@ struct fuzz_target {
 
 extern const struct fuzz_target fuzz_wire, fuzz_side, fuzz_board, fuzz_spec, fuzz_safetensors,
     fuzz_text, fuzz_keeper, fuzz_plan, fuzz_ledger, fuzz_trail, fuzz_zmtp, fuzz_ring, fuzz_relay,
-    fuzz_planfile;
+    fuzz_planfile, fuzz_replicas;
 
 #define FUZZ_SEED_BYTES_MAX ((size_t)1 << 16)
 

@@ -19,6 +19,7 @@
 #include "client/session/where.h"
 #include "proto/base/check.h"
 #include "proto/base/dir.h"
+#include "proto/files/replicas.h"
 
 #define RUNDIR_UNLOCKED_S 60 /* without a lock file: younger is being made, older was left */
 #define RUNDIR_ATTEMPTS   8
@@ -239,6 +240,11 @@ void rundir_note_address(const struct rundir *dir, const struct devices *devices
         devices_address(devices, path, address, sizeof(address));
     else
         snprintf(address, sizeof(address), "%s", path);
+    rundir_note(dir, address);
+}
+
+void rundir_note(const struct rundir *dir, const char *address)
+{
     if (ftruncate(dir->lock_fd, 0) < 0 || pwrite(dir->lock_fd, address, strlen(address), 0) < 0)
         return; /* then all that is at path counts */
 }
@@ -434,6 +440,7 @@ static int prepare(struct updir *dir, struct shd_err *e)
     if (rc != SHD_OK)
         return rc;
     remove_in(dir->path, NOTIFY_FILE);
+    remove_in(dir->path, REPLICAS_FILE); /* who has replicas writes it anew */
     char log[PATH_MAX], old[PATH_MAX];
     if (join(log, dir->path, UPDIR_LOG) && join(old, dir->path, UPDIR_LOG_OLD))
         rename(log, old); /* of a keeper that was killed or gave up: somebody may want to know */
@@ -478,6 +485,7 @@ void updir_release(struct updir *dir, bool keep_log)
     if (dir->record.lock_fd >= 0)
         rundir_remove(&dir->record, NULL);
     remove_in(dir->path, NOTIFY_FILE);
+    remove_in(dir->path, REPLICAS_FILE);
     remove_in(dir->path, DOWN_NOTE_FILE);
     if (!keep_log) {
         remove_in(dir->path, UPDIR_LOG);

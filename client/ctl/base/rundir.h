@@ -36,8 +36,10 @@ struct rundir {
  * SHD_ERANGE path too long; SHD_EIO. */
 int rundir_new(const char *prefix, struct rundir *ret_dir, struct shd_err *e);
 
-/* Write down the address at which where_find() finds the daemons. */
+/* Write down the address at which where_find() finds the daemons: that of devices at path, or any.
+ */
 void rundir_note_address(const struct rundir *dir, const struct devices *devices, const char *path);
+void rundir_note(const struct rundir *dir, const char *address);
 
 /* Check that base is a directory to put sockets in: it is ours, nobody else can write to it, nor
  * put another in its place. A directory of our own below /tmp is fine, for in a directory with the

@@ -18,6 +18,7 @@
 #include "client/ctl/base/rundir.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
+#include "client/ctl/run/host_replicas.h"
 #include "client/ctl/run/run_flags.h"
 #include "client/ctl/run/supervise.h"
 #include "client/session/address.h"
@@ -52,10 +53,21 @@ static const char host_more[] =
     "checkpoint DIR --every STEPS --resume` does it. Workers end then, and are to be started "
     "again.\n"
     "\n"
+    "--replicas 2, said on all hosts: each slice of a model is held by two daemons, on different "
+    "hosts.\n"
+    "The pairs follow from FILE, and stand in the address: PRIMARY+SECONDARY. --arbiter is where "
+    "the\n"
+    "hosts agree who is out, by compare-and-swap: file:DIR, a directory that all have (NFS, "
+    "Lustre),\n"
+    "or etcd:http://HOST:PORT/PREFIX (with several members http://A:PORT,http://B:PORT/PREFIX).\n"
+    "Workers here read of it in replicas.json of the runtime directory; `shardctl hosts` shows "
+    "it.\n"
+    "\n"
     "examples:\n"
     "  shardctl keys new keys/cluster.json a=10.77.0.1:7100/cpu0,cpu1 b=10.77.0.2:7100/cpu2\n"
     "  shardctl host --cluster keys/cluster.json --name a\n"
     "  shardctl host --cluster keys/cluster.json --resume /shared/run1 --keep 3\n"
+    "  shardctl host --cluster keys/cluster.json --replicas 2 --arbiter file:/shared/arbiter\n"
     "  srun --no-kill -K0 -N2 --ntasks-per-node=1 shardctl host --cluster keys/cluster.json\n"
     "\n"
     "default DIR, and environment: as of `shardctl up`\n"
@@ -71,6 +83,7 @@ struct host {
     char **all;         /* owned, [all_count], of own and others' devices: in the owners' order */
     uint32_t all_count;
     struct run_far far;
+    struct host_replicas replicas;
     char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)]; /* of all of them */
     char name[CLUSTER_NAME_BYTES];
 };
@@ -181,20 +194,43 @@ static int list_all(const struct cluster *cluster, struct host *h, struct shd_er
     return r;
 }
 
-static int know(struct host *h, const char *file, const char *name, uint32_t daemons,
+/* What the command line says. */
+struct wanted {
+    const char *cluster, *name, *dir, *arbiter; /* NULL: not given */
+    uint32_t daemons;                           /* 0: as the file says */
+    uint32_t replicas;
+    bool files;
+};
+
+/* All hosts pair what the file names, so what is started here has to be there. */
+static int pair(const struct cluster *cluster, struct host *h, const char *arbiter,
                 struct shd_err *e)
 {
+    for (uint32_t i = 0; i < h->own.count; i++)
+        if (cluster_by_device(cluster, h->own.names[i]) == NULL)
+            return err_set(
+                e, SHD_EINVAL,
+                "--daemons starts %s, which the cluster file does not name, and replicas "
+                "are paired by it: name this host's devices there",
+                h->own.names[i]);
+    return host_replicas_plan(cluster, arbiter, &h->replicas, e);
+}
+
+static int know(struct host *h, const struct wanted *w, struct shd_err *e)
+{
     struct cluster cluster;
-    int r = cluster_load(file, &cluster, e);
+    int r = cluster_load(w->cluster, &cluster, e);
     if (r != SHD_OK)
         return r;
-    r = find_self(&cluster, name, h->name, e);
+    r = find_self(&cluster, w->name, h->name, e);
     if (r == SHD_OK)
-        r = find_devices(&cluster, h, daemons, e);
+        r = find_devices(&cluster, h, w->daemons, e);
     if (r == SHD_OK)
         r = list_all(&cluster, h, e);
+    if (r == SHD_OK && w->replicas > 1)
+        r = pair(&cluster, h, w->arbiter, e);
     cluster_free(&cluster);
-    h->far = (struct run_far){ .cluster = file, .host = h->name };
+    h->far = (struct run_far){ .cluster = w->cluster, .host = h->name };
     return r;
 }
 
@@ -265,23 +301,34 @@ static bool is_first(const struct host *h)
 static int all_ready(void *arg, struct shd_err *e)
 {
     const struct host *h = arg;
-    struct devices all;
-    name_all(h, &all);
     if (h->dir.record.lock_fd >= 0) /* by which other commands here find them */
-        rundir_note_address(&h->dir.record, &all, h->dir.path);
+        rundir_note(&h->dir.record, h->address);
     printf("export SHARDD_ADDRESS='%s'\n", h->address);
     fflush(stdout);
     return begin_tell_ready(e);
 }
 
+static void find_address(struct host *h)
+{
+    struct devices all;
+    name_all(h, &all);
+    if (h->replicas.pairs.count > 0)
+        pairs_address(&h->replicas.pairs, h->dir.path, h->address, sizeof h->address);
+    else
+        devices_address(&all, h->dir.path, h->address, sizeof h->address);
+}
+
 static int keep(struct host *h, struct run_options *o, const char *path)
 {
     struct shd_err e = { 0 };
-    struct devices all;
     if (updir_take(path, &h->own, &h->dir, &e) != SHD_OK)
         return ctl_fail("%s", e.text);
-    name_all(h, &all);
-    devices_address(&all, h->dir.path, h->address, sizeof h->address);
+    if (h->replicas.pairs.count > 0 &&
+        host_replicas_begin(&h->replicas, h->dir.path, h->name, &e) != SHD_OK) {
+        updir_release(&h->dir, /* keep_log= */ false);
+        return ctl_fail("%s", e.text);
+    }
+    find_address(h);
     o->address = h->address;
     if (!is_first(h))
         o->resume = NULL;
@@ -297,24 +344,43 @@ static int keep(struct host *h, struct run_options *o, const char *path)
     return code == CTL_OK ? CTL_OK : CTL_FAILED;
 }
 
+/* -1: to go on, else the exit code. */
+static int check_words(const struct wanted *w, const struct run_options *o)
+{
+    if (w->cluster == NULL)
+        return ctl_usage("which cluster? --cluster FILE, as `shardctl keys` makes it");
+    if (w->replicas > 1 && w->arbiter == NULL)
+        return ctl_usage("--replicas %" PRIu32
+                         " needs --arbiter: where the hosts agree who is out, "
+                         "file:DIR or etcd:URL/PREFIX",
+                         w->replicas);
+    if (w->replicas < 2 && w->arbiter != NULL)
+        return ctl_usage("--arbiter is where hosts with replicas agree who is out: --replicas 2");
+    if (o->resume == NULL && (o->keep > 0 || o->checkpoint_every != 100))
+        return ctl_usage("--keep and --checkpoint-every say how: --resume DIR says where");
+    return -1;
+}
+
 int verb_host(int argc, char **argv)
 {
     static struct host h;
-    const char *cluster = NULL, *name = NULL, *wanted = NULL;
-    uint32_t daemons = 0;
-    bool files = false;
+    struct wanted w = { .replicas = 1 };
     struct run_words words = { 0 };
     struct run_options o = { RUN_DEFAULTS, .checkpoint_every = 100 };
     const struct flag own[] = {
         { "cluster", 'c', FLAG_STRING, "FILE", "hosts, keys and devices, by `shardctl keys`",
-          &cluster, 0, 0 },
-        { "name", 0, FLAG_STRING, "NAME", "this host in FILE (see below)", &name, 0, 0 },
+          &w.cluster, 0, 0 },
+        { "name", 0, FLAG_STRING, "NAME", "this host in FILE (see below)", &w.name, 0, 0 },
         { "daemons", 'n', FLAG_U32, "N", "as many as FILE names; cpu0, ... where it names none",
-          &daemons, 1, RUN_DAEMONS_MAX },
-        { "runtime-dir", 'd', FLAG_STRING, "DIR", "where the sockets go (see below)", &wanted, 0,
+          &w.daemons, 1, RUN_DAEMONS_MAX },
+        { "runtime-dir", 'd', FLAG_STRING, "DIR", "where the sockets go (see below)", &w.dir, 0,
           0 },
         { "files", 0, FLAG_BOOL, NULL, "workers of other hosts may save and restore (see below)",
-          &files, 0, 0 },
+          &w.files, 0, 0 },
+        { "replicas", 0, FLAG_U32, "N", "daemons that hold a slice: 1, or 2 (see below)",
+          &w.replicas, 1, 2 },
+        { "arbiter", 0, FLAG_STRING, "A",
+          "where hosts agree who is out: file:DIR or etcd:URL/PREFIX", &w.arbiter, 0, 0 },
         { "resume", 0, FLAG_STRING, "DIR", "save in DIR, and go back to its latest (see below)",
           &o.resume, 0, 0 },
         { "checkpoint-every", 0, FLAG_U32, "STEPS", "steps between checkpoints (100)",
@@ -325,19 +391,17 @@ int verb_host(int argc, char **argv)
     FLAGS_ADD(&table, own);
     run_flags_add(&table, &o, &words);
     const struct flags flags = VERB_FLAGS_OF(host, "shardctl host --cluster FILE [FLAGS]", table);
-    const int code = verb_start(&flags, argc, argv, NULL);
+    int code = verb_start(&flags, argc, argv, NULL);
+    if (code < 0)
+        code = check_words(&w, &o);
     if (code >= 0)
         return code;
     char path[RUNDIR_PATH_BYTES];
     struct shd_err e = { 0 };
-    if (cluster == NULL)
-        return ctl_usage("which cluster? --cluster FILE, as `shardctl keys` makes it");
-    if (run_flags_take(&o, &words, &e) != SHD_OK || know(&h, cluster, name, daemons, &e) != SHD_OK)
+    if (run_flags_take(&o, &words, &e) != SHD_OK || know(&h, &w, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
-    if (updir_path(wanted, path, &e) != SHD_OK)
+    if (updir_path(w.dir, path, &e) != SHD_OK)
         return ctl_fail("%s", e.text);
-    if (o.resume == NULL && (o.keep > 0 || o.checkpoint_every != 100))
-        return ctl_usage("--keep and --checkpoint-every say how: --resume DIR says where");
-    h.far.files = files || o.resume != NULL;
+    h.far.files = w.files || o.resume != NULL;
     return keep(&h, &o, path);
 }
