@@ -12,6 +12,7 @@ source=$(cd "$2" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d /tmp/shd-slurm.XXXXXX) # on all "nodes", and short: sockets
 started=()
+declare -A slurmd
 steps=250
 model="--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-every 0
        --log-every 1 --steps $steps"
@@ -120,12 +121,13 @@ started+=($!)
 disown
 soon "munged" [ -S "$work/run/munge.sock" ]
 start A ctld slurmctld -D -f "$work/slurm.conf"
-start A slurmdA slurmd -D -f "$work/slurm.conf"
-start_b() {
-    start B slurmdB slurmd -D -f "$work/slurm.conf"
-    slurmd_b=${started[-1]}
+# start_node NODE
+start_node() {
+    start "$1" "slurmd$1" slurmd -D -f "$work/slurm.conf"
+    slurmd[$1]=${started[-1]}
 }
-start_b
+start_node A
+start_node B
 idle() { [ "$(say sinfo -h -N -o %T 2>/dev/null | sort -u)" = idle ]; }
 soon "two nodes that are idle" idle
 
@@ -145,7 +147,11 @@ at_step() { [ "$(sed -n 's|^step \([0-9]*\)/.*|\1|p' "$work/$1.out" 2>/dev/null 
 # In its own pid namespace a process has another number: by what it has open
 daemon_pid() { fuser "/tmp/shardd-$1-node$2$$/$3.lock" 2>/dev/null | awk '{print $1}'; }
 is_over() { ! say squeue -h -j "$1" 2>/dev/null | grep -q .; }
-is_down() { say sinfo -h -N -n "nodeB$$" -o %T 2>/dev/null | grep -q down; }
+is_down() { say sinfo -h -N -n "node$1$$" -o %T 2>/dev/null | grep -q down; }
+lose() { # NODE: with all its processes
+    kill -KILL "${slurmd[$1]}"
+    soon "the loss of node $1" is_down "$1"
+}
 
 # shellcheck disable=SC2086
 job=$(submit job shd-gpt $model --slow 5)
@@ -167,8 +173,7 @@ echo "  two nodes, a daemon of either killed: same digest"
 # shellcheck disable=SC2086
 job=$(SHARDD_DAEMON_NODES=1 SHARDD_RESUME=$work/kept submit loss shd-gpt $model --elastic --slow 20)
 soon "a step" at_step loss 5
-kill -KILL "$slurmd_b"
-soon "the loss of the node" is_down
+lose B
 soon "the end of the job" is_over "$job"
 [ "$(grep '^digest' "$work/loss.out" | sort -u)" = "$want" ] ||
     fail "a lost node: wanted '$want', got '$(tail -n 2 "$work/loss.out")'"
@@ -192,7 +197,7 @@ further() { # a checkpoint or two further
 started_on_b() { pgrep -f "^[^ ]*shardctl host .*/shardd-$1-nodeB$$" | sort -n | tail -n 1; }
 is_another() { [ -n "$(started_on_b "$1")" ] && [ "$(started_on_b "$1")" != "$2" ]; }
 has() { [ "$(grep -c -- "$2" "$work/$1.out" 2>/dev/null || true)" -ge "$3" ] 2>/dev/null; } # NAME TEXT TIMES
-start_b
+start_node B
 soon "two nodes that are idle" idle
 job=$(run resume 20)
 soon "a checkpoint" at_checkpoint 10
@@ -214,12 +219,17 @@ soon "going back" has again "restored $work/saved/step-0*$end " 1
 further 20
 echo "  SIGTERM saves, and the next job goes on from there: step $end"
 
-slurmd_lost=$slurmd_b
-kill -KILL "$slurmd_lost"
-soon "the loss of the node" is_down
-soon "a requeue" has again "a node with daemons is lost: the job is requeued" 1
-start_b
+lose B
+soon "a requeue" has again "is lost: the job is requeued" 1
+start_node B
 soon "going back" has again "restored $work/saved/step-" 2
+further 20
+# The script's own node, which Slurm does not miss.
+before=$(latest)
+lose A
+start_node A
+soon "going back" has again "restored $work/saved/step-" 3
+[ "$(latest)" -ge "$before" ] || fail "back before the latest checkpoint: $(latest), not $before"
 soon "the end of the job" is_over "$job"
 [ "$(grep '^digest' "$work/again.out" | sort -u)" = "$want" ] ||
     fail "requeued: wanted '$want', got '$(tail -n 2 "$work/again.out")'"
@@ -227,4 +237,4 @@ soon "the end of the job" is_over "$job"
 "$bin/shardctl" checkpoint --verify "$work/saved" >"$work/verified"
 grep -q "$(echo "$want" | cut -d' ' -f2)" "$work/verified" || fail "saved: $(cat "$work/verified")"
 [ -z "$(ls "$work/submit")" ] || fail "left: $(ls "$work/submit")"
-echo "  a node with daemons lost: requeued, from the latest checkpoint to the same digest"
+echo "  a node with daemons lost, then that of the script: requeued, from the latest checkpoint to the same digest"
