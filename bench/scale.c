@@ -41,7 +41,7 @@ int scale_init(struct scale *s, const char *spec_json, struct shd_err *e)
     int r = spec_parse(spec_json, strlen(spec_json), &s->spec, e);
     if (r != SHD_OK)
         return r;
-    s->maps = sys_calloc(owners, sizeof *s->maps);
+    s->maps = sys_calloc(owners, sizeof(struct shardmap *));
     if (s->maps == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " owners", owners);
     for (uint32_t i = 0; r == SHD_OK && i < owners; i++)

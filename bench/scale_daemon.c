@@ -365,6 +365,7 @@ static int make_peers(struct shell *sh, struct shd_err *e)
 {
     const uint64_t before = heap_bytes();
     int r = SHD_OK;
+    CHECK(sh->workers > 0);
     for (uint32_t w = 0; r == SHD_OK && w < sh->workers; w++)
         r = replies_new(&sh->peers[w].replies, e);
     sh->figures.session_bytes = (heap_bytes() - before) / sh->workers + sizeof(struct session);

@@ -463,9 +463,9 @@ int scale_real(uint32_t sessions, uint32_t units, uint32_t steps, struct scale_r
 {
     struct box b = { .count = sessions, .units = units };
     char *spec = scale_spec(units, SHD_BLOCK_ELEMS, sessions);
-    int r = spec != NULL ? SHD_OK : err_set(e, SHD_ENOMEM, "no memory for a spec");
-    if (r == SHD_OK)
-        r = make_workers(&b, e);
+    if (spec == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for a spec");
+    int r = make_workers(&b, e);
     if (r == SHD_OK)
         r = start_all(&b, e);
     if (r == SHD_OK)

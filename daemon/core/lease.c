@@ -98,7 +98,7 @@ static uint64_t usual_ns(const struct lease *l)
 
 static void take_sample(struct lease *l, uint64_t took_ns)
 {
-    uint64_t sorted[SAMPLES];
+    uint64_t sorted[SAMPLES] = { 0 };
     l->sample_ns[l->samples++ % SAMPLES] = took_ns;
     const uint32_t count = l->samples < SAMPLES ? (uint32_t)l->samples : SAMPLES;
     for (uint32_t i = 0; i < count; i++) {
