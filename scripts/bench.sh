@@ -17,6 +17,7 @@
 #   peers     the same GPT by all of them and by shd-gpt, with a killed rank: 0.84, 10.8 and 64 M; 22 minutes
 #   control   requests per second and latency of one daemon with 1, 8 and 64 sessions; processor time of a return
 #   return    processor time of a Return, of worker and daemons, by rings and by connections
+#   scale     messages, processor time and memory of a step of 2 to 1,024 hosts, as one daemon, worker and relay have it
 #   bulk      rate and processor time of bytes between two relays, beside the same without TLS, and iperf3
 #
 # Each prints medians with spread and its parameters; --json: one object a line,
@@ -52,6 +53,7 @@ return)
     targets=(shardd shardctl bench_return)
     command=("$bin/shardctl" run --daemons "${DAEMONS:-2}" -- "$bin/bench_return")
     ;;
+scale) targets=(shardctl bench_scale) && command=("$bin/bench_scale") ;;
 bulk) targets=(bench_bulk) && command=("$bin/bench_bulk") ;;
 attach)
     targets=(shardd shardctl bench_attach)
@@ -63,7 +65,7 @@ attach)
     ;;
 *)
     usage >&2
-    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, return, bulk, recompute, attach, checkpoint, status, readers, torch, peers"
+    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, return, bulk, scale, recompute, attach, checkpoint, status, readers, torch, peers"
     exit 2
     ;;
 esac

@@ -12,7 +12,8 @@
 struct group {
     uint64_t session[2]; /* 0: nobody; [1] only with [0] */
     uint64_t since_ns[2];
-    bool handed; /* by this owner, in this step */
+    uint32_t place[2]; /* of struct worker: where the session was when it got it */
+    bool handed;       /* by this owner, in this step */
 };
 
 struct worker {          /* a session that has asked */
@@ -43,7 +44,8 @@ struct lease {
     uint64_t all_in_ns; /* since when only copies to be verified are missing; 0: it is not so */
     uint64_t due_ns;    /* the earliest at which one that waits may get something */
     uint64_t sample_ns[SAMPLES];
-    uint64_t samples; /* ever taken */
+    uint64_t samples;  /* ever taken */
+    uint64_t usual_ns; /* their median */
     struct worker worker[LEASE_WORKERS];
     struct group group[];
 };
@@ -67,6 +69,7 @@ struct lease *lease_init(void *memory, uint32_t groups, bool cautious)
     memset(l, 0, lease_bytes(groups));
     l->count = groups;
     l->cautious = l->was_warned = cautious;
+    l->usual_ns = LEASE_UNKNOWN_NS;
     return l;
 }
 
@@ -90,17 +93,21 @@ static uint64_t age_ns(uint64_t since_ns, uint64_t now_ns)
 
 static uint64_t usual_ns(const struct lease *l)
 {
+    return l->usual_ns;
+}
+
+static void take_sample(struct lease *l, uint64_t took_ns)
+{
+    uint64_t sorted[SAMPLES] = { 0 };
+    l->sample_ns[l->samples++ % SAMPLES] = took_ns;
     const uint32_t count = l->samples < SAMPLES ? (uint32_t)l->samples : SAMPLES;
-    uint64_t sorted[SAMPLES];
-    if (count == 0)
-        return LEASE_UNKNOWN_NS;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t at = i;
         for (; at > 0 && sorted[at - 1] > l->sample_ns[i]; at--)
             sorted[at] = sorted[at - 1];
         sorted[at] = l->sample_ns[i];
     }
-    return sorted[count / 2];
+    l->usual_ns = sorted[count / 2];
 }
 
 /* The time a session is expected to take for a group; w NULL: it is not known. It is never much
@@ -143,6 +150,13 @@ static const struct worker *find_worker(const struct lease *l, uint64_t session)
     return NULL;
 }
 
+/* The one that holds a group: [0] first, [1] the backup. It may have another place by now. */
+static const struct worker *find_holder(const struct lease *l, const struct group *g, uint32_t i)
+{
+    const struct worker *w = &l->worker[g->place[i]];
+    return w->session == g->session[i] ? w : find_worker(l, g->session[i]);
+}
+
 /* A new session takes the place of the one that has not asked for longest, when all are taken. */
 static struct worker *know_worker(struct lease *l, uint64_t session)
 {
@@ -170,7 +184,7 @@ static void note_done(struct lease *l, const struct asking *q)
     if (!over) {
         w->took_ns[1] = w->took_ns[0];
         w->took_ns[0] = took;
-        l->sample_ns[l->samples++ % SAMPLES] = took;
+        take_sample(l, took);
     } else { /* at least that long */
         w->took_ns[0] = max_ns(w->took_ns[0], took);
         w->took_ns[1] = max_ns(w->took_ns[1], took);
@@ -235,6 +249,7 @@ static void hand_out(struct lease *l, uint32_t group, const struct asking *q)
     const uint32_t holder = g->session[0] == 0 ? 0 : 1;
     g->session[holder] = q->worker->session;
     g->since_ns[holder] = q->now_ns;
+    g->place[holder] = (uint32_t)(q->worker - l->worker);
     g->handed = true;
     note_handed(l, group, q);
 }
@@ -314,16 +329,15 @@ static uint64_t last_handed_ns(const struct group *g)
  * later than another one does not begin it: the other is asked as well. */
 static uint64_t late_at_ns(const struct lease *l, const struct group *g, const struct worker *w)
 {
-    const uint64_t holder = g->session[1] != 0 ? g->session[1] : g->session[0];
-    return last_handed_ns(g) + takes_ns(l, find_worker(l, holder)) +
-           max_ns(usual_ns(l), takes_ns(l, w)) + LEASE_OVERDUE_NS + 1;
+    const struct worker *holder = find_holder(l, g, g->session[1] != 0);
+    return last_handed_ns(g) + takes_ns(l, holder) + max_ns(usual_ns(l), takes_ns(l, w)) +
+           LEASE_OVERDUE_NS + 1;
 }
 
 /* The time in which a group is expected from its only holder; 0: it has two. */
 static uint64_t expected_ns(const struct lease *l, const struct group *g, uint64_t now_ns)
 {
-    return g->session[1] != 0 ? 0
-                              : left_ns(l, find_worker(l, g->session[0]), g->since_ns[0], now_ns);
+    return g->session[1] != 0 ? 0 : left_ns(l, find_holder(l, g, 0), g->since_ns[0], now_ns);
 }
 
 /* -- The group that is verified -----------------------------------------------------------------
@@ -515,6 +529,7 @@ static void drop_holder(struct group *g, uint64_t session)
     if (g->session[0] == session) {
         g->session[0] = g->session[1];
         g->since_ns[0] = g->since_ns[1];
+        g->place[0] = g->place[1];
         g->session[1] = 0;
     }
 }

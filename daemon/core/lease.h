@@ -53,7 +53,7 @@ struct lease; /* lives in caller's memory */
 #define LEASE_GRACE_NS   UINT64_C(100000000)  /* least grace period */
 #define LEASE_TRIAL      8u                   /* so many steps without work, then a trial */
 #define LEASE_VERIFY_NS  UINT64_C(1000000000) /* beside usual times, for a copy that is awaited */
-#define LEASE_WORKERS    128u                 /* so many sessions are known apart */
+#define LEASE_WORKERS    1024u                /* so many sessions are known apart */
 
 size_t lease_bytes(uint32_t groups); /* groups: the most of a step, > 0 */
 

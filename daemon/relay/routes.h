@@ -11,7 +11,7 @@
 
 #include "proto/share/cluster.h"
 
-#define RELAY_DEVICES_MAX 256u
+#define RELAY_DEVICES_MAX CLUSTER_RELAY_DEVICES_MAX
 
 struct relay_config;
 

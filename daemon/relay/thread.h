@@ -3,8 +3,9 @@
 #define SHD_RELAY_THREAD_H
 
 #include "proto/base/status.h"
+#include "proto/share/cluster.h"
 
-#define RELAY_THREADS_MAX 4096u
+#define RELAY_THREADS_MAX CLUSTER_RELAY_CONNECTIONS_MAX
 
 struct relay;
 

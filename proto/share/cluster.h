@@ -23,6 +23,9 @@
 #define CLUSTER_DEVICE_BYTES  16u  /* of a name, with NUL */
 #define CLUSTER_DEVICES_BYTES 512u /* of a host's, "cpu0,cpu1" */
 #define CLUSTER_FILE_MAX      (UINT64_C(1) << 20)
+/* What a relay takes: `shardctl plan --hosts` says where that is not enough. */
+#define CLUSTER_RELAY_DEVICES_MAX     1024u /* in other hosts' stead: as many owners as a model has */
+#define CLUSTER_RELAY_CONNECTIONS_MAX 4096u /* a thread each */
 
 struct cluster_host {
     char name[CLUSTER_NAME_BYTES];       /* letters, digits, '-', '_', '.'; no '.' in front */

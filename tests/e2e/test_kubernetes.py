@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """examples/kubernetes: its objects have Kubernetes' schema, and their containers, started by the words that are there as two
-nodes would start them, train through kills to the digest of a training in one process.
+nodes would start them, train through kills and the loss of a pod to the digest of a training in one process.
 
-A node is a network and a mount namespace. What a kubelet does for these files is done here: volumes, a secret's files,
-users, capabilities, host names, environments. Not a kubelet's part, and not tried: scheduling, probes' consequences,
+A node is a network and a mount namespace. What a kubelet does for these files is done here: volumes (a claim's is a directory
+that both nodes have), a secret's files, users, capabilities, host names, environments, starting again what failed. Not a kubelet's part, and not tried: scheduling, probes' consequences,
 images. Skipped (77) where packages cannot be installed, without root, or without namespaces.
 
   test_kubernetes.py BIN_DIR SOURCE_DIR VENV_DIR
 """
+import contextlib
 import os
 import re
 import shutil
@@ -15,12 +16,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 from nodes import into_venv, skip, soon, unwire, wire
 
 PACKAGE = 'kubernetes-validate==1.37.0'
 MODEL = ('--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-every 0 '
-         '--log-every 1 --steps 150').split()
+         '--log-every 1 --steps 250').split()
 
 
 class Cluster:
@@ -36,8 +38,15 @@ class Cluster:
         for i in (0, 1):
             os.mkdir(f'{work}/node{i}')
 
-    def source(self, node, pod, volume):
-        """Where a volume's files are on the node, which makes them as a kubelet does."""
+    def source(self, node, pod, volume, group):
+        """Where a volume's files are on the node, which makes them as a kubelet does; group: fsGroup, of all but a hostPath."""
+        if 'persistentVolumeClaim' in volume:
+            path = f'{self.work}/{volume["persistentVolumeClaim"]["claimName"]}'
+            if not os.path.exists(path):
+                os.mkdir(path)
+                os.chown(path, -1, group)
+                os.chmod(path, 0o2775)
+            return path
         if 'hostPath' in volume:
             path, kind = f'{self.work}/node{node}{volume["hostPath"]["path"]}', volume['hostPath']['type']
             if kind == 'DirectoryOrCreate':
@@ -49,12 +58,14 @@ class Cluster:
         if not os.path.exists(path):
             os.mkdir(path)
             if 'emptyDir' in volume:
-                os.chmod(path, 0o777)
+                os.chown(path, -1, group)
+                os.chmod(path, 0o2777)
             else:  # a secret: links to files of root's
                 os.mkdir(f'{path}/..data', mode=0o755)
                 for name in os.listdir(f'{self.work}/keys'):
                     shutil.copy(f'{self.work}/keys/{name}', f'{path}/..data/{name}')
-                    os.chmod(f'{path}/..data/{name}', volume['secret']['defaultMode'])
+                    os.chown(f'{path}/..data/{name}', -1, group)
+                    os.chmod(f'{path}/..data/{name}', volume['secret']['defaultMode'] | 0o040)
                     os.symlink(f'..data/{name}', f'{path}/{name}')
         return path
 
@@ -66,18 +77,18 @@ class Cluster:
             environment[variable['name']] = value if value is not None else fields[variable['valueFrom']['fieldRef']['fieldPath']]
         words = [re.sub(r'\$\((\w+)\)', lambda m: environment[m[1]], word)
                  for word in [*container['command'], *container.get('args', ()), *more]]
-        sources = {volume['name']: self.source(node, pod, volume) for volume in spec['volumes']}
+        context = {**spec.get('securityContext', {}), **container['securityContext']}
+        sources = {volume['name']: self.source(node, pod, volume, context.get('fsGroup', -1)) for volume in spec['volumes']}
         mounts = ''.join(f'mkdir -p {m["mountPath"]} && mount --bind {sources[m["name"]]} {m["mountPath"]} && '
                          + (f'mount -o remount,bind,ro {m["mountPath"]} && ' if m.get('readOnly') else '')
                          for m in container['volumeMounts'])
-        context = {**spec.get('securityContext', {}), **container['securityContext']}
         user, group = context['runAsUser'], context.get('runAsGroup', 0)
         kept = context['capabilities'].get('add', [])
         capabilities = ','.join(['-all', *('+' + name.lower() for name in kept)])
         assert context['capabilities']['drop'] == ['ALL'] and context['allowPrivilegeEscalation'] is False
         command = ['ip', 'netns', 'exec', self.nodes[node], 'unshare', '--mount', '--uts', '--pid', '--fork', '--kill-child', '--mount-proc',
                    'sh', '-ec',
-                   f'hostname {pod} && mount -t tmpfs tmpfs /run && {mounts} mount --bind {self.work}/hosts /etc/hosts && '
+                   f'hostname {pod} && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /mnt && {mounts} mount --bind {self.work}/hosts /etc/hosts && '
                    f'exec setpriv --reuid {user} --regid {group} --clear-groups --bounding-set={capabilities} '
                    f'--inh-caps={capabilities} --no-new-privs -- "$@"', 'sh', *words]
         with open(f'{self.work}/{pod}.{container["name"]}', 'ab') as out:
@@ -86,6 +97,8 @@ class Cluster:
         return process
 
     def start_pod(self, i, spec):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(f'{self.work}/shardd-{i}.daemons')
         fields = {'metadata.name': f'shardd-{i}'}
         if self.start(i, f'shardd-{i}', spec, spec['initContainers'][0], fields).wait():
             raise SystemExit(f'  FAILED: shardd-{i}: {self.text(f"shardd-{i}.prepare")}')
@@ -152,6 +165,10 @@ def load(source):
 def check(objects, cluster):
     state, job = objects['StatefulSet'], objects['Job']
     daemons, workers = state['spec']['template']['spec'], job['spec']['template']['spec']
+    host = daemons['containers'][0]['command']
+    every = host.index('--checkpoint-every') + 1
+    assert host[every] == '100', host
+    host[every] = '10'  # a short run
     labels = state['spec']['template']['metadata']['labels']
     for selector in (objects['Service']['spec']['selector'], objects['PodDisruptionBudget']['spec']['selector']['matchLabels'],
                      state['spec']['selector']['matchLabels']):
@@ -166,7 +183,7 @@ def check(objects, cluster):
 
 
 def run(objects, cluster):
-    daemons, workers = check(objects, cluster)
+    job, (daemons, workers) = objects['Job'], check(objects, cluster)
     want = subprocess.run([f'{cluster.bin}/shd-gpt', '--standalone', *MODEL], check=True, capture_output=True,
                           text=True).stdout.strip().splitlines()[-1]
     print(f'in one process: {want}')
@@ -203,20 +220,38 @@ def run(objects, cluster):
         os.kill(cluster.daemon(pods[i], name), signal.SIGKILL)
         soon(f'another {name}', lambda i=i: 'started again' in cluster.text(f'shardd-{i}.daemons'))
         go_on(3)
+    latest = f'{cluster.work}/shardd-checkpoints/run1/LATEST'
+    soon('a checkpoint', lambda: os.path.exists(latest))
+    # A pod is lost, with what its daemon had. Its successor's volumes are empty ones, but for the claim's.
+    os.kill(cluster.inner(pods[1]), signal.SIGKILL)
+    soon('the end of a pod', lambda: pods[1].poll() is not None)
+    shutil.rmtree(f'{cluster.work}/node1/shardd-1-keys')
+    pods[1] = cluster.start_pod(1, daemons)
+    soon('going back', lambda: re.search(r'restored /mnt/checkpoints/run1/step-0*[1-9]', cluster.text('shardd-0.daemons')))
+    failed = [0, 0]
+
+    def ended(i):
+        """Job i has; one that failed is started again, as of restartPolicy OnFailure."""
+        if jobs[i].poll() is None or jobs[i].returncode == 0:
+            return jobs[i].returncode == 0
+        failed[i] += 1
+        assert failed[i] <= job['spec']['backoffLimit'] and workers['restartPolicy'] == 'OnFailure'
+        time.sleep(min(2 ** failed[i], 10))
+        jobs[i] = work(i)
+        return False
+
     for i in (0, 1):
-        soon('the end of the workers', lambda i=i: jobs[i].poll() is not None)
-        if jobs[i].returncode != 0:
-            raise SystemExit(f'  FAILED: worker {i} ended with {jobs[i].returncode}: {cluster.text(f"shd-gpt-{i}.worker")[-1000:]}')
+        soon(f'the end of worker {i}', lambda i=i: ended(i))
+    assert min(failed) > 0, f'a worker went on without the state of a pod: {failed}'
     got = set(re.findall('^digest .*', cluster.text('shd-gpt-0.worker') + cluster.text('shd-gpt-1.worker'), re.M))
     if got != {want}:
         raise SystemExit(f'  FAILED: wanted {want}, got {got}')
-    print('  a worker and both daemons killed: same digest')
+    print('  a worker and both daemons killed, a pod lost: same digest')
     for i, pod in enumerate(pods):
         os.kill(cluster.inner(pod), signal.SIGTERM)
         soon(f'the end of shardd-{i}', lambda pod=pod: pod.poll() is not None)
         left = [name for name in os.listdir(f'{cluster.work}/node{i}/run/shardd') if name != 'keeper' and not name.endswith('.lock')]
         assert pod.returncode == 0 and not left, (pod.returncode, left)
-    os.remove(f'{cluster.work}/shardd-0.daemons')
     cluster.start_pod(0, daemons)
     print('  SIGTERM ends them, and another pod finds the node fit for it')
 

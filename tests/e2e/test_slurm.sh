@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # examples/slurm under a real Slurm of two nodes: a network namespace and a host name each. A job's digest is that of a
-# training in one process, though a daemon of either node is killed; and though a node is lost that had only workers.
+# training in one process, though a daemon of either node is killed; and though a node is lost that had only workers. With
+# SHARDD_RESUME also though a node is lost that had daemons: the job goes on from the latest checkpoint.
 # Skipped (77) where there is no Slurm, no root or no namespaces.
 #
 #   test_slurm.sh BIN_DIR SOURCE_DIR
@@ -11,6 +12,7 @@ source=$(cd "$2" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d /tmp/shd-slurm.XXXXXX) # on all "nodes", and short: sockets
 started=()
+declare -A slurmd
 steps=250
 model="--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-every 0
        --log-every 1 --steps $steps"
@@ -89,7 +91,7 @@ cat >"$work/slurm.conf" <<CONF
 ClusterName=shd$$
 SlurmctldHost=nodeA$$(10.78.0.1)
 AuthType=auth/munge
-AuthInfo=socket=$work/run/munge.sock
+AuthInfo=socket=$work/run/munge.sock,cred_expire=20
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation=$work/state
@@ -119,10 +121,13 @@ started+=($!)
 disown
 soon "munged" [ -S "$work/run/munge.sock" ]
 start A ctld slurmctld -D -f "$work/slurm.conf"
-for node in A B; do
-    start "$node" "slurmd$node" slurmd -D -f "$work/slurm.conf"
-done
-slurmd_b=${started[-1]}
+# start_node NODE
+start_node() {
+    start "$1" "slurmd$1" slurmd -D -f "$work/slurm.conf"
+    slurmd[$1]=${started[-1]}
+}
+start_node A
+start_node B
 idle() { [ "$(say sinfo -h -N -o %T 2>/dev/null | sort -u)" = idle ]; }
 soon "two nodes that are idle" idle
 
@@ -142,7 +147,11 @@ at_step() { [ "$(sed -n 's|^step \([0-9]*\)/.*|\1|p' "$work/$1.out" 2>/dev/null 
 # In its own pid namespace a process has another number: by what it has open
 daemon_pid() { fuser "/tmp/shardd-$1-node$2$$/$3.lock" 2>/dev/null | awk '{print $1}'; }
 is_over() { ! say squeue -h -j "$1" 2>/dev/null | grep -q .; }
-is_down() { say sinfo -h -N -n "nodeB$$" -o %T 2>/dev/null | grep -q down; }
+is_down() { say sinfo -h -N -n "node$1$$" -o %T 2>/dev/null | grep -q down; }
+lose() { # NODE: with all its processes
+    kill -KILL "${slurmd[$1]}"
+    soon "the loss of node $1" is_down "$1"
+}
 
 # shellcheck disable=SC2086
 job=$(submit job shd-gpt $model --slow 5)
@@ -159,14 +168,73 @@ done
 [ -z "$(ls "$work/submit")" ] || fail "left: $(ls "$work/submit")"
 echo "  two nodes, a daemon of either killed: same digest"
 
-# A node is lost, with all its processes: by Slurm's defaults that would end the job on the other one, and the state.
+# A node is lost, with all its processes: by Slurm's defaults that would end the job on the other one, and the state. It had
+# no daemons, so there is nothing to go back to; the job ends well, by workers on the node that is left.
 # shellcheck disable=SC2086
-job=$(SHARDD_DAEMON_NODES=1 submit loss shd-gpt $model --elastic --slow 20)
+job=$(SHARDD_DAEMON_NODES=1 SHARDD_RESUME=$work/kept submit loss shd-gpt $model --elastic --slow 20)
 soon "a step" at_step loss 5
-kill -KILL "$slurmd_b"
-soon "the loss of the node" is_down
+lose B
 soon "the end of the job" is_over "$job"
 [ "$(grep '^digest' "$work/loss.out" | sort -u)" = "$want" ] ||
     fail "a lost node: wanted '$want', got '$(tail -n 2 "$work/loss.out")'"
 grep -q 'node failure\|Node failure\|NODE FAILURE\|Killed\|error: nodeB' "$work/loss.out" || fail "no node was lost"
+! grep -q 'requeued\|workers have ended' "$work/loss.out" || fail "a lost node without daemons: $(tail -n 5 "$work/loss.out")"
+[ "$(cat "$work/kept/LATEST")" = step-000000000250 ] || fail "the end was not saved: $(cat "$work/kept/LATEST")"
 echo "  a node lost: the other one goes on, same digest"
+
+# The same with daemons on both: those of the lost one begin anew, and all with the latest checkpoint.
+run() { # NAME SLOW
+    # shellcheck disable=SC2086
+    SHARDD_RESUME=$work/saved SHARDD_CHECKPOINT_EVERY=10 SHARDD_KEEP=3 submit "$1" shd-gpt $model --elastic --slow "$2"
+}
+latest() { sed 's/step-0*//' "$work/saved/LATEST" 2>/dev/null; }
+at_checkpoint() { [ "$(latest)" -ge "$1" ] 2>/dev/null; }
+further() { # a checkpoint or two further
+    local to
+    to=$(($(latest) + $1))
+    soon "a checkpoint of step $to" at_checkpoint "$to"
+}
+started_on_b() { pgrep -f "^[^ ]*shardctl host .*/shardd-$1-nodeB$$" | sort -n | tail -n 1; }
+is_another() { [ -n "$(started_on_b "$1")" ] && [ "$(started_on_b "$1")" != "$2" ]; }
+has() { [ "$(grep -c -- "$2" "$work/$1.out" 2>/dev/null || true)" -ge "$3" ] 2>/dev/null; } # NAME TEXT TIMES
+start_node B
+soon "two nodes that are idle" idle
+job=$(run resume 20)
+soon "a checkpoint" at_checkpoint 10
+host=$(started_on_b "$job")
+kill -STOP "$host"
+# shellcheck disable=SC2046 # its processes, the keeper and the daemon with its state
+kill -KILL "$host" $(pgrep -P "$host")
+soon "another host's start on B" is_another "$job" "$host"
+soon "going back" has resume "restored $work/saved/step-" 1
+further 20
+echo "  all processes of a node killed: back to the latest checkpoint"
+
+say scancel --batch --signal=TERM "$job"
+soon "the end of the job" is_over "$job"
+has resume "saved $work/saved/step-.*bytes" 1 || fail "the end was not saved"
+end=$(latest)
+job=$(run again 20)
+soon "going back" has again "restored $work/saved/step-0*$end " 1
+further 20
+echo "  SIGTERM saves, and the next job goes on from there: step $end"
+
+lose B
+soon "a requeue" has again "is lost: the job is requeued" 1
+start_node B
+soon "going back" has again "restored $work/saved/step-" 2
+further 20
+# The script's own node, which Slurm does not miss.
+before=$(latest)
+lose A
+start_node A
+soon "going back" has again "restored $work/saved/step-" 3
+[ "$(latest)" -ge "$before" ] || fail "back before the latest checkpoint: $(latest), not $before"
+soon "the end of the job" is_over "$job"
+[ "$(grep '^digest' "$work/again.out" | sort -u)" = "$want" ] ||
+    fail "requeued: wanted '$want', got '$(tail -n 2 "$work/again.out")'"
+[ "$(latest)" = "$steps" ] || fail "the end was not saved: $(latest)"
+"$bin/shardctl" checkpoint --verify "$work/saved" >"$work/verified"
+grep -q "$(echo "$want" | cut -d' ' -f2)" "$work/verified" || fail "saved: $(cat "$work/verified")"
+[ -z "$(ls "$work/submit")" ] || fail "left: $(ls "$work/submit")"
+echo "  a node with daemons lost, then that of the script: requeued, from the latest checkpoint to the same digest"

@@ -12,7 +12,7 @@
 #include "tests/sim/sim_guest.h"
 
 #define CORE_BYTES  ((size_t)16384)
-#define LEASE_BYTES ((size_t)16384)
+#define LEASE_BYTES ((size_t)128 << 10)
 
 void sim_daemon_wipe(struct sim *s, struct sim_daemon *d)
 {

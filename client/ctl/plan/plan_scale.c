@@ -8,6 +8,7 @@
 #include "client/plan/plan_cost.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/share/cluster.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
 
@@ -19,7 +20,7 @@
 struct part {
     uint64_t published, slices;        /* bytes of all units once, and in how many pieces */
     uint64_t fetched, fetches;         /* the same, as often as the plan has a unit fetched */
-    uint64_t returned, returned_parts; /* of one group of micro-batches */
+    uint64_t returned, returned_parts; /* of one group of micro-batches; in how many messages */
     uint64_t inbox;                    /* of one worker */
 };
 
@@ -30,7 +31,8 @@ struct flow {
 struct scale {
     struct flow relays, direct; /* the busiest host's, each number by itself */
     uint64_t mirror_bytes, inbox_bytes;
-    double compute_s; /* < 0: not given */
+    uint64_t connections; /* of a relay */
+    double compute_s;     /* < 0: not given */
 };
 
 int plan_scale_parse(struct plan_ask *ask, struct shd_err *e)
@@ -69,6 +71,13 @@ int plan_scale_parse(struct plan_ask *ask, struct shd_err *e)
     return SHD_OK;
 }
 
+/* Each worker here has one to each daemon elsewhere, those there likewise; and so has each mirror
+ * of such a daemon, here and there. */
+static uint64_t connections_of(const struct plan_scale_ask *s)
+{
+    return 2 * (uint64_t)s->gpus * (s->gpus + 1) * (s->hosts - 1);
+}
+
 /* -- Counting ---------------------------------------------------------------------------------- */
 
 static void add_owner(const struct spec *spec, const struct plan_ask *ask,
@@ -83,7 +92,7 @@ static void add_owner(const struct spec *spec, const struct plan_ask *ask,
         p->slices += bytes > 0;
         p->fetched += fetches[u] * bytes;
         p->fetches += bytes > 0 ? fetches[u] : 0;
-        if (!unit->frozen && map->slice[u].elems > 0) {
+        if (!unit->frozen) { /* an owner that has no part of it is told all the same */
             p->returned += map->slice[u].elems * dtype_bytes(as);
             p->returned_parts++;
         }
@@ -165,7 +174,8 @@ static int count_scale(const struct spec *spec, const struct plan_ask *ask, cons
     const uint32_t hosts = ask->scale.hosts;
     const uint32_t slots = plan_slots(spec, &ask->policy, plan);
     const uint64_t groups = plan->micros / (spec->accumulate > 0 ? spec->accumulate : 1);
-    struct scale s = { .compute_s = ask->compute_s > 0 ? ask->compute_s * plan->micros : -1 };
+    struct scale s = { .compute_s = ask->compute_s > 0 ? ask->compute_s * plan->micros : -1,
+                       .connections = connections_of(&ask->scale) };
     struct part all = { 0 };
     struct part *parts = sys_calloc(hosts, sizeof *parts);
     uint32_t *fetches = sys_calloc(spec->unit_count, sizeof *fetches);
@@ -245,8 +255,14 @@ int plan_scale_print(const struct spec *spec, const struct plan_ask *ask, const 
     print_flow(&t, "all to all", &s.direct);
     table_print(&t, "  ", out);
     table_deinit(&t);
-    fprintf(out, "  A relay holds %s of mirrors and %s of inboxes.\n",
-            text_size(s.mirror_bytes, mirror), text_size(s.inbox_bytes, inbox));
+    fprintf(out, "  A relay holds %s of mirrors and %s of inboxes, and %" PRIu64 " connections.\n",
+            text_size(s.mirror_bytes, mirror), text_size(s.inbox_bytes, inbox), s.connections);
+    if (s.connections > CLUSTER_RELAY_CONNECTIONS_MAX)
+        fprintf(out,
+                "  Relays of this build take at most %u connections: these hosts do not run so. "
+                "With a daemon and a\n  worker each %" PRIu64 " would have.\n",
+                CLUSTER_RELAY_CONNECTIONS_MAX,
+                connections_of(&(struct plan_scale_ask){ .hosts = ask->scale.hosts, .gpus = 1 }));
     if (ask->scale.gbit > 0) {
         print_seconds(ask, "With relays", &s.relays, s.compute_s, out);
         print_seconds(ask, "All to all", &s.direct, s.compute_s, out);
@@ -279,10 +295,12 @@ int plan_scale_json(const struct spec *spec, const struct plan_ask *ask, const s
         return SHD_OK;
     const int r = count_scale(spec, ask, plan, &s, e);
     if (r == SHD_OK)
-        *ret_json = json_pack("{s:I, s:I, s:o, s:o, s:I, s:I}", "hosts",
+        *ret_json = json_pack("{s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I}", "hosts",
                               (json_int_t)ask->scale.hosts, "gpus", (json_int_t)ask->scale.gpus,
                               "relays", json_flow(ask, &s.relays, s.compute_s), "all_to_all",
                               json_flow(ask, &s.direct, s.compute_s), "mirror_bytes",
-                              (json_int_t)s.mirror_bytes, "inbox_bytes", (json_int_t)s.inbox_bytes);
+                              (json_int_t)s.mirror_bytes, "inbox_bytes", (json_int_t)s.inbox_bytes,
+                              "relay_connections", (json_int_t)s.connections,
+                              "relay_connections_max", (json_int_t)CLUSTER_RELAY_CONNECTIONS_MAX);
     return r;
 }

@@ -28,8 +28,9 @@
 #define LOOK_NS    UINT64_C(20000000)
 #define AHEAD_NS   UINT64_C(200000000) /* ask so long before a step is due */
 #define AGAIN_NS   500000000L
-#define RESUME_MS  10000u  /* of one that stays whatever happens */
-#define TIMEOUT_MS 120000u /* of a session that stays: keepers need 30 s for who hangs */
+#define STILL_NS   (5 * NS_PER_S) /* so long without a step: the one asked for may never come */
+#define RESUME_MS  10000u         /* of one that stays whatever happens */
+#define TIMEOUT_MS 120000u        /* of a session that stays: keepers need 30 s for who hangs */
 #define NS_PER_MIN (60 * NS_PER_S)
 
 static const char checkpoint_about[] =
@@ -106,9 +107,23 @@ static void print_saved(const struct ask *ask, const struct saved *s)
 
 static uint64_t saved_step = UINT64_MAX; /* the last one that was */
 
+struct still {
+    uint64_t step, since_ns;
+};
+
+/* It has been at one step before `step` for STILL_NS. */
+static bool stands_still(struct still *still, shd_model *m, uint64_t step)
+{
+    const uint64_t now = save_step(m);
+    if (now != still->step)
+        *still = (struct still){ .step = now, .since_ns = clock_now_ns() };
+    return now < step && clock_now_ns() - still->since_ns >= STILL_NS;
+}
+
 /* Save the open step, or `step` when it comes. Unless it is the last one it is given up when we are
- * told to stop. */
-static int save_once(const struct ask *ask, shd_model *m, uint64_t step, bool last,
+ * told to stop, and where training stands still before `step`: who saves now and then holds DIR's
+ * lock, which somebody may want who saves what training has ended with. *ret_done: it is saved. */
+static int save_once(const struct ask *ask, shd_model *m, uint64_t step, bool last, bool *ret_done,
                      struct shd_err *e)
 {
     const struct shd_checkpoint_options options = { .size = sizeof options,
@@ -118,10 +133,11 @@ static int save_once(const struct ask *ask, shd_model *m, uint64_t step, bool la
     struct saved s = { .what.size = sizeof s.what, .model = shd_model_name(m) };
     bool done = false;
     uint64_t start_ns = clock_now_ns();
+    struct still still = { .step = save_step(m), .since_ns = start_ns };
     int r = shd_checkpoint_begin(m, ask->dir, &options, e);
     /* While training goes on nobody waits for it. */
     struct meter *meter = stays(ask) && !last ? NULL : meter_begin(&how_far);
-    while (r == SHD_OK && !done && (last || !stopped)) {
+    while (r == SHD_OK && !done && (last || !(stopped || stands_still(&still, m, step)))) {
         if (save_step(m) < step)
             start_ns = clock_now_ns();
         nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL);
@@ -129,7 +145,8 @@ static int save_once(const struct ask *ask, shd_model *m, uint64_t step, bool la
     }
     s.seconds = (double)(clock_now_ns() - start_ns) * 1e-9;
     meter_end(meter);
-    if (r == SHD_OK && !done) { /* told to stop: break it off */
+    *ret_done = r == SHD_OK && done;
+    if (r == SHD_OK && !done) { /* break it off */
         save_free(m->saving);
         m->saving = NULL;
     }
@@ -157,12 +174,17 @@ static void look(struct pace *p, uint64_t step)
     p->at_ns = now_ns;
 }
 
+struct due {
+    uint64_t last_step, last_ns; /* of the one before; last_ns 0: nobody has looked yet */
+    uint64_t given_up;           /* it was, at this step; UINT64_MAX: not */
+};
+
 /* Wait until it is time to ask; *ret_step: for what. SHD_OK also when stopped. */
-static int wait_due(const struct ask *ask, shd_model *m, uint64_t last_step, uint64_t last_ns,
-                    uint64_t *ret_step, struct shd_err *e)
+static int wait_due(const struct ask *ask, shd_model *m, const struct due *d, uint64_t *ret_step,
+                    struct shd_err *e)
 {
     struct pace pace = { save_step(m), clock_now_ns(), 0 };
-    const uint64_t due = ask->every > 0 ? (last_step / ask->every + 1) * ask->every : 0;
+    const uint64_t due = ask->every > 0 ? (d->last_step / ask->every + 1) * ask->every : 0;
     while (!stopped) {
         const int r = hub_poll(m->session->hub, LOOK_NS, e);
         if (r != SHD_OK)
@@ -170,12 +192,12 @@ static int wait_due(const struct ask *ask, shd_model *m, uint64_t last_step, uin
         const uint64_t step = save_step(m);
         look(&pace, step);
         const uint64_t ahead = 1 + (uint64_t)(pace.steps_per_ns * (double)AHEAD_NS);
-        if (ask->every > 0 && step + ahead >= due) {
+        if (ask->every > 0 && step + ahead >= due && step != d->given_up) {
             *ret_step = due;
             return SHD_OK;
         }
-        if (ask->every_minutes > 0 && step > last_step &&
-            clock_now_ns() - last_ns >= ask->every_minutes * NS_PER_MIN) {
+        if (ask->every_minutes > 0 && step > d->last_step &&
+            clock_now_ns() - d->last_ns >= ask->every_minutes * NS_PER_MIN) {
             *ret_step = 0;
             return SHD_OK;
         }
@@ -183,25 +205,31 @@ static int wait_due(const struct ask *ask, shd_model *m, uint64_t last_step, uin
     return SHD_OK;
 }
 
-/* Until the daemons are gone, or we are told to stop: both are a good end. */
-static int save_on(const struct ask *ask, shd_model *m, struct shd_err *e)
+/* Until the daemons are gone, or we are told to stop: both are a good end. SHD_PENDING: what was
+ * asked for is given up, as daemons do when its session ends; then on with the same `due`. */
+static int save_on(const struct ask *ask, shd_model *m, struct due *due, struct shd_err *e)
 {
-    uint64_t last_step = save_step(m), last_ns = clock_now_ns();
+    bool done = true;
     int r = SHD_OK;
+    if (due->last_ns == 0 || save_step(m) < due->last_step)
+        *due = (struct due){ save_step(m), clock_now_ns(), UINT64_MAX };
     while (!stopped) {
         uint64_t step = 0;
-        r = wait_due(ask, m, last_step, last_ns, &step, e);
+        r = wait_due(ask, m, due, &step, e);
         if (r == SHD_OK && !stopped)
-            r = save_once(ask, m, step, /* last= */ false, e);
+            r = save_once(ask, m, step, /* last= */ false, &done, e);
         if (r != SHD_OK && (ask->resume || hub_check(m->session->hub, NULL) != SHD_OK))
             break;
         if (r != SHD_OK) /* training goes on, and the next one may succeed */
             ctl_say("not saved: %s", e->text);
-        last_step = save_step(m) > step ? save_step(m) : step;
-        last_ns = clock_now_ns();
+        due->given_up = r == SHD_OK && !done ? save_step(m) : UINT64_MAX;
+        if (due->given_up != UINT64_MAX && !stopped)
+            return SHD_PENDING;
+        due->last_step = save_step(m) > step ? save_step(m) : step;
+        due->last_ns = clock_now_ns();
     }
     if (stopped && !ask->resume && save_step(m) != saved_step) /* what came since then, too */
-        return save_once(ask, m, 0, /* last= */ true, e);
+        return save_once(ask, m, 0, /* last= */ true, &done, e);
     return stopped || r == SHD_EGONE ? SHD_OK : r;
 }
 
@@ -221,14 +249,16 @@ int checkpoint_save(struct shd_session *s, const struct checkpoint_save *what, s
 {
     const struct ask ask = { .dir = what->dir, .address = what->address, .model = what->model };
     shd_model *m = NULL;
+    bool done;
     int r = attach(&ask, s, &m, e);
     if (r == SHD_OK)
-        r = save_once(&ask, m, 0, /* last= */ true, e);
+        r = save_once(&ask, m, 0, /* last= */ true, &done, e);
     shd_model_close(m);
     return r;
 }
 
-static int save(const struct ask *ask, struct shd_err *e)
+/* One session. SHD_PENDING: another one is to go on. */
+static int save_in_session(const struct ask *ask, struct due *due, struct shd_err *e)
 {
     const struct shd_options options = { .size = sizeof options,
                                          .address = ask->address,
@@ -236,6 +266,7 @@ static int save(const struct ask *ask, struct shd_err *e)
                                          .timeout_ms = stays(ask) ? TIMEOUT_MS : VERB_TIMEOUT_MS };
     shd_session *s;
     shd_model *m = NULL;
+    bool done;
     int r = shd_connect(&options, &s, e);
     if (r != SHD_OK)
         return r;
@@ -247,14 +278,24 @@ static int save(const struct ask *ask, struct shd_err *e)
     if (r == SHD_OK && m->map == NULL)
         r = err_set(e, SHD_ENOTSUP, "\"local:\" does not save: run daemons");
     if (r == SHD_OK)
-        r = stays(ask) ? save_on(ask, m, e) : save_once(ask, m, 0, /* last= */ true, e);
+        r = stays(ask) ? save_on(ask, m, due, e) : save_once(ask, m, 0, /* last= */ true, &done, e);
     shd_model_close(m);
     shd_close(s);
     return r;
 }
 
+static int save(const struct ask *ask, struct shd_err *e)
+{
+    struct due due = { .last_ns = 0 };
+    int r;
+    while ((r = save_in_session(ask, &due, e)) == SHD_PENDING)
+        ;
+    return r;
+}
+
 /* Until a session ends, or we are told to stop. */
-static int save_and_resume_once(const struct ask *ask, struct recover *rec, struct shd_err *e)
+static int save_and_resume_once(const struct ask *ask, struct recover *rec, struct due *due,
+                                struct shd_err *e)
 {
     const struct shd_options options = { .size = sizeof options,
                                          .address = ask->address,
@@ -274,7 +315,7 @@ static int save_and_resume_once(const struct ask *ask, struct recover *rec, stru
     if (r == SHD_OK)
         rec->said.text[0] = '\0';
     if (r == SHD_OK)
-        r = save_on(ask, m, e);
+        r = save_on(ask, m, due, e);
     shd_model_close(m);
     shd_close(s);
     return r;
@@ -284,9 +325,10 @@ static int save_and_resume_once(const struct ask *ask, struct recover *rec, stru
 static int save_and_resume(const struct ask *ask, struct shd_err *e)
 {
     struct recover rec = { .dir = ask->dir, .model = ask->model, .json = ask->json };
+    struct due due = { .last_ns = 0 };
     int r = SHD_OK;
     while (!stopped && r != SHD_ENOTSUP) {
-        r = save_and_resume_once(ask, &rec, e);
+        r = save_and_resume_once(ask, &rec, &due, e);
         if (r != SHD_OK && r != SHD_PENDING)
             recover_say(&rec, e);
         if (!stopped)

@@ -57,6 +57,43 @@ class Bulk(unittest.TestCase):
         self.assertIn('no multiple of 3000 KiB', done.stderr)
 
 
+class Scale(unittest.TestCase):
+    """What the code of a step sends is what `shardctl plan` says of it, also where some owners have no part of a unit."""
+
+    def scale(self, hosts, gpus, **more):
+        more = {'hosts': hosts, 'gpus': gpus, 'rounds': 1, 'sessions': 0, **more}
+        words = [f'--{name}={value}' for name, value in more.items()]
+        return subprocess.run([os.path.join(BUILD, 'bin', 'bench_scale'), '--json', *words], capture_output=True, text=True,
+                              timeout=60 * PACE, check=False)
+
+    def test_what_is_counted_is_what_is_planned(self):
+        for hosts, gpus, micros, units, elems in ((2, 1, 1, 3, 1 << 16), (2, 2, 2, 5, 32), (3, 2, 1, 4, 5 * 2048), (8, 8, 1, 34, 1 << 20)):
+            with self.subTest(hosts=hosts, gpus=gpus, micros=micros, units=units, elems=elems):
+                done = self.scale(hosts, gpus, units=units, elems=elems, **{'micro-batches-per-worker': micros})
+                self.assertEqual(done.returncode, 0, done.stderr)
+                found = {name.split('.', 2)[2]: f['value'] for name, f in read_figures(done.stdout).items()}
+                owners, each = hosts * gpus, units * micros + 2  # Prepare and Commit
+                self.assertEqual(found['daemon.requests'], owners * each)
+                self.assertEqual(found['daemon.replies'], owners * each)
+                self.assertEqual(found['worker.requests'], owners * each)
+                self.assertEqual(found['relay.replies'], 2 * gpus * (owners - gpus) * each)
+                for what in ('in', 'out', 'connections'):
+                    self.assertEqual(found[f'relay.{what}'], found[f'planned.{what}'], what)
+
+    def test_workers_at_relays_that_run_are_answered(self):
+        done = self.scale(2, 1, sessions=5, steps=3, units=7)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = read_figures(done.stdout)
+        self.assertEqual(found['scale.real.requests']['value'], 5 * 3 * (7 + 2))
+        for who in ('near', 'far', 'daemon'):
+            self.assertGreater(found[f'scale.real.{who}_us']['value'], 0)
+
+    def test_more_daemons_than_a_model_has_are_refused(self):
+        done = self.scale(1024, 8)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn('--hosts 1024 --gpus 8: a model has at most 1024 daemons', done.stderr)
+
+
 class Memory(unittest.TestCase):
     """memory_mb() of two processes that have done what is said."""
     MB = 64

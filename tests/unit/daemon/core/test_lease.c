@@ -11,6 +11,7 @@
 
 #define MS     UINT64_C(1000000)
 #define MICROS 4u
+#define CROWD  1024u /* workers beside as many owners as a model may have */
 
 struct desk {
     struct ledger ledger;
@@ -24,7 +25,7 @@ struct desk {
 static struct desk desk_new(bool cautious)
 {
     static _Alignas(128) uint8_t ledger[4 << 20];
-    static _Alignas(16) uint8_t core[16384], lease[16384];
+    static _Alignas(16) uint8_t core[16384], lease[128 << 10];
     const struct ledger_shape shape = {
         .name = "m", .spec = "{}", .spec_bytes = 2, .owners = 1, .units = 1, .micros = MICROS
     };
@@ -423,6 +424,34 @@ TEST(caution_ends_with_a_step_that_nobody_else_handed_out)
     commit(&d);
     EXPECT_EQ(ask(&d, 1), 0);
     EXPECT_EQ(ask(&d, 2), 1);
+}
+
+/* Four of many compute, and all ask in every step. */
+static void crowded_step(struct desk *d, uint64_t ns)
+{
+    for (uint64_t s = 1; s <= CROWD; s++, d->now_ns++)
+        EXPECT_EQ(ask(d, s), s <= MICROS ? (uint32_t)s - 1 : WAITS);
+    d->now_ns += ns;
+    for (uint32_t i = 0; i < MICROS; i++)
+        comes_in(d, i);
+    for (uint64_t s = 1; s <= CROWD; s++, d->now_ns++)
+        EXPECT_EQ(ask(d, s), ALL_IN);
+    commit(d);
+}
+
+/* Who is not known any more has no time that it takes: its group counted as late after what is
+ * usual where nothing is known, 1 s. */
+TEST(how_long_each_takes_is_known_of_as_many_as_a_model_may_have)
+{
+    struct desk d = desk_new(false);
+    for (uint32_t step = 0; step < 3; step++)
+        crowded_step(&d, 10000 * MS);
+    for (uint64_t s = 1; s <= MICROS; s++)
+        EXPECT_EQ(ask(&d, s), s - 1);
+    d.now_ns += 5000 * MS;
+    EXPECT_EQ(ask(&d, CROWD), WAITS);
+    d.now_ns += 20000 * MS; /* twice what is usual, and more */
+    EXPECT_EQ(ask(&d, CROWD), 0);
 }
 
 TEST(clock_that_jumps_back_delays_and_breaks_nothing)

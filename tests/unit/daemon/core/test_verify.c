@@ -31,7 +31,7 @@ struct desk {
 static struct desk desk_new(uint64_t every, bool first, bool blind)
 {
     static _Alignas(128) uint8_t ledger[4 << 20];
-    static _Alignas(16) uint8_t core[16384], lease[16384], verify[65536];
+    static _Alignas(16) uint8_t core[16384], lease[128 << 10], verify[65536];
     const struct ledger_shape shape = {
         .name = "m", .spec = "{}", .spec_bytes = 2, .owners = 1, .units = UNITS, .micros = MICROS
     };

@@ -160,7 +160,7 @@ TEST(more_devices_than_there_may_be_are_refused)
     for (uint32_t i = 0; i <= RELAY_DEVICES_MAX; i++)
         snprintf(many + strlen(many), sizeof many - strlen(many), "%sd%u", i > 0 ? "," : "", i);
     EXPECT_STATUS(make(NULL, many, NULL, &e), SHD_ERANGE);
-    EXPECT_HAS(e.text, "256");
+    EXPECT_HAS(e.text, "1024");
 }
 
 TEST(a_cluster_has_a_device_once)

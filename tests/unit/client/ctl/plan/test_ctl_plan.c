@@ -164,6 +164,19 @@ TEST(hosts_that_do_not_fit_are_refused)
     }
 }
 
+/* The example with units that are all of this shape, at dir/NAME.json. */
+static void write_units_of(char *path, size_t bytes, const char *name, int rows, int columns)
+{
+    json_t *spec = json_load_file(SHD_SOURCE_DIR "/docs/example-spec.json", 0, NULL);
+    const json_t *all = json_object_get(spec, "units");
+    for (size_t u = 0; u < json_array_size(all); u++)
+        json_object_set_new(json_array_get(json_object_get(json_array_get(all, u), "tensors"), 0),
+                            "shape", json_pack("[i, i]", rows, columns));
+    snprintf(path, bytes, "%s/%s.json", dir, name);
+    EXPECT(json_dump_file(spec, path, 0) == 0);
+    json_decref(spec);
+}
+
 /* The formulas of docs/hosts.md, for units that 1,024 owners can share evenly, with as many bytes
  * of gradients in each of two micro-batches as of parameters, which zero3 fetches twice, but the
  * last. test_hosts_many compares with what is counted. */
@@ -172,14 +185,7 @@ TEST(hosts_that_are_alike_cross_what_the_formulas_say)
     static const long long of[][2] = { { 8, 8 }, { 128, 8 }, { 2, 1 } };
     const long long unit = 16 << 20, units = 5, bytes = units * unit;
     char path[128];
-    json_t *spec = json_load_file(SHD_SOURCE_DIR "/docs/example-spec.json", 0, NULL);
-    const json_t *all = json_object_get(spec, "units");
-    for (size_t u = 0; u < json_array_size(all); u++)
-        json_object_set_new(json_array_get(json_object_get(json_array_get(all, u), "tensors"), 0),
-                            "shape", json_pack("[i, i]", 4096, 1024));
-    snprintf(path, sizeof path, "%s/even.json", dir);
-    EXPECT(json_dump_file(spec, path, 0) == 0);
-    json_decref(spec);
+    write_units_of(path, sizeof path, "even", 4096, 1024);
     for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
         const long long hosts = of[i][0], gpus = of[i][1], others = hosts - 1;
         char args[300];
@@ -211,6 +217,31 @@ TEST(hosts_that_are_alike_cross_what_the_formulas_say)
         json_decref(root);
     }
     expect_plan(EXAMPLE " --hosts 8 --gpus 8", 0, "8 hosts with 8 daemons and workers each");
+}
+
+/* Five units of one block, which the last of four owners has: each worker returns to all of them,
+ * and the other host fetches five slices. bench_scale counts the same. */
+TEST(who_has_no_part_of_a_unit_is_told_of_its_gradient_all_the_same)
+{
+    char path[128], args[300];
+    write_units_of(path, sizeof path, "small", 2, 16);
+    snprintf(args, sizeof args, "--spec %s --json --hosts 2 --gpus 2 --micro-batches-per-worker 2",
+             path);
+    json_t *root = plan_json(args);
+    const json_t *relays = json_object_get(json_object_get(root, "scale"), "relays");
+    EXPECT_EQ(json_integer_value(json_object_get(relays, "messages_in")), 5 + 5 * 2 * 2 * 2 + 8);
+    EXPECT_EQ(json_integer_value(json_object_get(relays, "messages_out")), 5 + 5 * 2 * 2 * 2 + 8);
+    json_decref(root);
+}
+
+TEST(hosts_beyond_a_relays_connections_are_named)
+{
+    json_t *root = plan_json(EXAMPLE " --json --hosts 29 --gpus 8");
+    EXPECT_EQ(json_at(root, "scale", "relay_connections"), 2 * 8 * 9 * 28);
+    EXPECT_EQ(json_at(root, "scale", "relay_connections_max"), 4096);
+    json_decref(root);
+    expect_plan(EXAMPLE " --hosts 29 --gpus 8", 0, "of inboxes, and 4032 connections.");
+    expect_plan(EXAMPLE " --hosts 30 --gpus 8", 0, "at most 4096 connections: these hosts do not");
 }
 
 TEST(hosts_that_are_alike_and_do_not_fit_are_refused)

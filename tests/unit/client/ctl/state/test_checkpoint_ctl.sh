@@ -117,6 +117,20 @@ SHARDD_ADDRESS=$work/up shd-gpt --steps 47 $gpt >"$work/out" 2>"$work/err" || fa
 [ "$(tail -n 1 "$work/out")" = "$want" ] || fail "begun too early: $(tail -n 1 "$work/out"), not $want"
 kill "$saver"
 wait "$saver" || fail "the end of one that stays: $? $(cat "$work/why")"
+
+# One that stays has asked for a step that does not come: others may save what training has ended with.
+shardctl checkpoint "$work/stay" --every 48 --resume --runtime-dir "$work/up" >"$work/stayed" 2>"$work/why" &
+saver=$!
+is_asked() { ! flock --nonblock "$work/stay/.lock" true; }
+soon "it asks for nothing: $(cat "$work/why")" is_asked
+saves_end() { shardctl checkpoint "$work/stay" --runtime-dir "$work/up" >"$work/saved" 2>&1; }
+soon "the end cannot be saved: $(cat "$work/why")" saves_end
+expect "$work/saved" "^saved $work/stay/step-000000000047"
+# shellcheck disable=SC2086
+SHARDD_ADDRESS=$work/up shd-gpt --steps 48 $gpt >"$work/out" 2>"$work/err" || fail "$(cat "$work/err")"
+soon "its own not saved: $(cat "$work/stayed" "$work/why")" grep -q 'step-000000000048' "$work/stayed"
+kill "$saver"
+wait "$saver" || fail "the end of one that stays: $? $(cat "$work/why")"
 shardctl down --yes --runtime-dir "$work/up" >/dev/null
 
 # An older run's checkpoints are in nobody's way: neither removed by --keep nor mixed with.
