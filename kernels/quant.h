@@ -20,7 +20,7 @@
  *     a = fma(c, slope[i], offset[i])     0 where c is 0
  *     x = a * scale                       with the code's sign
  *
- * Encoding: r = 1 / scale, rounded once, a block; i is how many of 10^-T, .. 10^-1 are below y:
+ * Encoding: r = 1 / scale, rounded once, a block; i is how many of 10^-T .. 10^-1 are below y:
  *
  *     y = |x| * r
  *     t = fma(y, steps[i], origin[i])
@@ -54,8 +54,7 @@
 
 struct quant_tree {
     float slope[QUANT_TABLE], offset[QUANT_TABLE]; /* by the low bits of the exponent of c */
-    float steps[QUANT_TABLE], origin[QUANT_TABLE]; /* by i */
-    float above[7];                                /* [T]: i is how many are below */
+    float steps[QUANT_TABLE], origin[QUANT_TABLE]; /* by how many limits are below */
 };
 
 #define QUANT_TWICE(...)         \
@@ -69,11 +68,10 @@ QUANT_CONST struct quant_tree quant_signed = {
     QUANT_TWICE(0.45e-5f, 0.225e-4f, 0.1125e-3f, 0.05625e-2f, 0.028125e-1f, 0.0140625f, 0, 1e-6f),
     QUANT_TWICE(-0.35e-5f, -0.575e-4f, -0.6875e-3f, -0.74375e-2f, -0.771875e-1f, -0x1.926664p-1f, 0,
                 0),
-    QUANT_TWICE(1e6f, 1e5f / 0.45f, 1e4f / 0.225f, 1e3f / 0.1125f, 1e2f / 0.05625f,
-                1e1f / 0.028125f, 1 / 0.0140625f, 0),
-    QUANT_TWICE(0, 0.35f / 0.45f, 0.575f / 0.225f, 0.6875f / 0.1125f, 0.74375f / 0.05625f,
-                0.771875f / 0.028125f, 0.7859375f / 0.0140625f, 0),
-    { 1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 0 },
+    QUANT_TWICE(1e6f, 1e6f, 1e5f / 0.45f, 1e4f / 0.225f, 1e3f / 0.1125f, 1e2f / 0.05625f,
+                1e1f / 0.028125f, 1 / 0.0140625f),
+    QUANT_TWICE(0, 0, 0.35f / 0.45f, 0.575f / 0.225f, 0.6875f / 0.1125f, 0.74375f / 0.05625f,
+                0.771875f / 0.028125f, 0.7859375f / 0.0140625f),
 };
 
 QUANT_CONST struct quant_tree quant_unsigned = {
@@ -85,8 +83,33 @@ QUANT_CONST struct quant_tree quant_unsigned = {
                 1e2f / 0.028125f, 1e1f / 0.0140625f, 1 / 0.00703125f),
     QUANT_TWICE(0, 0.35f / 0.45f, 0.575f / 0.225f, 0.6875f / 0.1125f, 0.74375f / 0.05625f,
                 0.771875f / 0.028125f, 0.7859375f / 0.0140625f, 0.79296875f / 0.00703125f),
-    { 1e-7f, 1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f },
 };
+
+/* How many of 1e-7 .. 1e-1 are below y, in [0, 2). Compared one by one, or at once with the one
+ * that there is in its binade. */
+#ifdef VEC_BINADES
+QUANT_CONST uint32_t quant_below[32] = { 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3,
+                                         3, 3, 4, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 7, 7 };
+QUANT_CONST float quant_limit[32] = { 2,     2, 2,     2,     2, 2,     2,     1e-7f, 2, 2, 2,
+                                      1e-6f, 2, 2,     1e-5f, 2, 2,     1e-4f, 2,     2, 2, 1e-3f,
+                                      2,     2, 1e-2f, 2,     2, 1e-1f, 2,     2,     2, 2 };
+KERN_FN vec_u32 quant_decade(vec y)
+{
+    return vec_count(y, quant_below, quant_limit);
+}
+#else
+KERN_FN vec_u32 quant_decade(vec y)
+{
+    vec_u32 i = vec_bits(vec_set1(0));
+    i = bits_count(i, y, 1e-7f);
+    i = bits_count(i, y, 1e-6f);
+    i = bits_count(i, y, 1e-5f);
+    i = bits_count(i, y, 1e-4f);
+    i = bits_count(i, y, 1e-3f);
+    i = bits_count(i, y, 1e-2f);
+    return bits_count(i, y, 1e-1f);
+}
+#endif
 
 /* Codes as fp32 numbers, to values. sign: they have one. */
 KERN_FN vec quant_decode(vec c, vec scale, bool sign)
@@ -94,9 +117,8 @@ KERN_FN vec quant_decode(vec c, vec scale, bool sign)
     const struct quant_tree *t = sign ? &quant_signed : &quant_unsigned;
     const vec a = sign ? vec_abs(c) : c;
     const vec_u32 i = vec_exponent(a);
-    const vec value = vec_fma(a, vec_lookup(t->slope, i), vec_lookup(t->offset, i));
-    const vec or_zero = vec_where(a, value);
-    return vec_mul(sign ? vec_copysign(or_zero, c) : or_zero, scale);
+    const vec value = vec_fma_where(a, vec_lookup(t->slope, i), vec_lookup(t->offset, i));
+    return vec_mul(sign ? vec_with_sign(value, c) : value, scale);
 }
 
 /* Values to codes as fp32 numbers, still to be rounded. r: 1 / scale. */
@@ -104,11 +126,9 @@ KERN_FN vec quant_encode(vec x, vec r, bool sign)
 {
     const struct quant_tree *t = sign ? &quant_signed : &quant_unsigned;
     const vec y = vec_mul(sign ? vec_abs(x) : x, r);
-    vec_u32 i = vec_bits(vec_set1(0));
-    for (unsigned k = 0; k < (sign ? 6u : 7u); k++)
-        i = bits_count(i, y, t->above[k]);
+    const vec_u32 i = quant_decade(y);
     const vec c = vec_fma(y, vec_lookup(t->steps, i), vec_lookup(t->origin, i));
-    return sign ? vec_copysign(c, x) : vec_max(c, vec_where(x, vec_set1(1)));
+    return sign ? vec_with_sign(c, x) : vec_least_where(x, c, 1);
 }
 
 /* The bits that a block's scale is the largest of: those of magnitudes; of a second moment that is

@@ -65,25 +65,27 @@ KERN_FN vec vec_sign_times(vec x, vec by)
     return x > 0 ? by : x < 0 ? -by : 0;
 }
 
-KERN_FN vec vec_max(vec a, vec b)
-{
-    return a > b ? a : b;
-}
-
 KERN_FN vec vec_abs(vec a)
 {
     return f32_of_bits(f32_bits(a) & 0x7fffffffu);
 }
 
-KERN_FN vec vec_copysign(vec a, vec sign)
+/* a, which has no sign, with that of b. */
+KERN_FN vec vec_with_sign(vec a, vec b)
 {
-    return f32_of_bits((f32_bits(a) & 0x7fffffffu) | (f32_bits(sign) & 0x80000000u));
+    return f32_of_bits(f32_bits(a) | (f32_bits(b) & 0x80000000u));
 }
 
-/* x where a is not 0, else 0. */
-KERN_FN vec vec_where(vec a, vec x)
+/* vec_fma() where a is not 0, else 0. */
+KERN_FN vec vec_fma_where(vec a, vec b, vec c)
 {
-    return a != 0 ? x : 0;
+    return a != 0 ? fmaf(a, b, c) : 0;
+}
+
+/* The larger of c and least where a is not 0, else c, which is not negative. */
+KERN_FN vec vec_least_where(vec a, vec c, float least)
+{
+    return a != 0 && c < least ? least : c;
 }
 
 KERN_FN vec_u32 vec_bits(vec a)

@@ -20,31 +20,50 @@
 _Static_assert(QUANT_BLOCK_ELEMS == TRAIL_GROUP_ELEMS, "a block is a group of the trail");
 _Static_assert(QUANT_BLOCK_ELEMS % VEC_LANES == 0, "blocks are whole vectors");
 
+#define QUANT_VECS (QUANT_BLOCK_ELEMS / VEC_LANES)
+
+/* A block's values: in registers, where there are as many. */
 struct quant_values {
-    _Alignas(64) float x[QUANT_BLOCK_ELEMS];
+    vec x[QUANT_VECS];
 };
 
-/* x[QUANT_BLOCK_ELEMS] becomes the block. */
-KERN_FN void encode_block(struct quant_block b, const float *x, bool sign)
+KERN_FN struct quant_values values_load(const float *x)
+{
+    struct quant_values v;
+    for (unsigned j = 0; j < QUANT_VECS; j++)
+        v.x[j] = vec_load(x + (size_t)j * VEC_LANES);
+    return v;
+}
+
+KERN_FN void values_store(float *x, const struct quant_values *v)
+{
+    for (unsigned j = 0; j < QUANT_VECS; j++)
+        vec_store(x + (size_t)j * VEC_LANES, v->x[j]);
+}
+
+KERN_FN void encode_block(struct quant_block b, const struct quant_values *v, bool sign)
 {
     vec_u32 most = vec_bits(vec_set1(0));
     float r;
-    for (unsigned j = 0; j < QUANT_BLOCK_ELEMS; j += VEC_LANES)
-        most = bits_max(most, quant_size(vec_load(x + j), sign));
+    for (unsigned j = 0; j < QUANT_VECS; j++)
+        most = bits_max(most, quant_size(v->x[j], sign));
     *b.scale = quant_scale(bits_most(most), &r);
     if (r == 0) {
         memset(b.codes, 0, QUANT_BLOCK_ELEMS);
         return;
     }
-    for (unsigned j = 0; j < QUANT_BLOCK_ELEMS; j += VEC_LANES)
-        codes_store(b.codes + j, quant_encode(vec_load(x + j), vec_set1(r), sign), sign);
+    for (unsigned j = 0; j < QUANT_VECS; j++)
+        codes_store(b.codes + (size_t)j * VEC_LANES, quant_encode(v->x[j], vec_set1(r), sign),
+                    sign);
 }
 
-KERN_FN void decode_block(struct quant_block b, float *x, bool sign)
+KERN_FN struct quant_values decode_block(struct quant_block b, bool sign)
 {
     const vec scale = vec_set1(*b.scale);
-    for (unsigned j = 0; j < QUANT_BLOCK_ELEMS; j += VEC_LANES)
-        vec_store(x + j, quant_decode(codes_load(b.codes + j, sign), scale, sign));
+    struct quant_values v;
+    for (unsigned j = 0; j < QUANT_VECS; j++)
+        v.x[j] = quant_decode(codes_load(b.codes + (size_t)j * VEC_LANES, sign), scale, sign);
+    return v;
 }
 
 /* -- Update ------------------------------------------------------------------------------------ */
@@ -67,47 +86,44 @@ KERN_FN void keep_block(float *old, struct quant_block b)
     old[QUANT_BLOCK_ELEMS / sizeof *old] = *b.scale;
 }
 
-/* All of the block is in the run. */
+/* All of the block is in the run. The new moments. */
 KERN_FN void step_block(const struct kern_update *a, uint64_t i, struct quant_moments at,
                         const struct kern_rates *c, enum spec_optimizer kind,
-                        struct quant_values *new_m, struct quant_values *new_v)
+                        struct quant_values *m, struct quant_values *v)
 {
     const vec scale_m = vec_set1(*at.m.scale), scale_v = vec_set1(*at.v.scale);
-    for (unsigned j = 0; j < QUANT_BLOCK_ELEMS; j += VEC_LANES) {
-        vec p = vec_load(a->param + i + j);
-        vec m = quant_decode(codes_load(at.m.codes + j, true), scale_m, true);
-        vec v = has_v(kind) ? quant_decode(codes_load(at.v.codes + j, false), scale_v, false) : m;
-        optimizer_step(kind, c, vec_load(a->grad + i + j), &p, &m, &v);
-        vec_store(a->param + i + j, p);
-        vec_store(new_m->x + j, m);
-        if (has_v(kind))
-            vec_store(new_v->x + j, v);
+    for (unsigned j = 0; j < QUANT_VECS; j++) {
+        const uint64_t k = (uint64_t)j * VEC_LANES;
+        vec p = vec_load(a->param + i + k);
+        m->x[j] = quant_decode(codes_load(at.m.codes + k, true), scale_m, true);
+        v->x[j] = has_v(kind) ? quant_decode(codes_load(at.v.codes + k, false), scale_v, false)
+                              : m->x[j];
+        optimizer_step(kind, c, vec_load(a->grad + i + k), &p, &m->x[j], &v->x[j]);
+        vec_store(a->param + i + k, p);
     }
 }
 
 /* Its first n elements are; behind them is a gap, whose moments are zeros. */
 KERN_FN void step_block_part(const struct kern_update *a, uint64_t i, unsigned n,
-                             struct quant_moments at, const struct kern_rates *c,
-                             enum spec_optimizer kind, struct quant_values *new_m,
-                             struct quant_values *new_v)
+                             const struct kern_rates *c, enum spec_optimizer kind,
+                             struct quant_values *m, struct quant_values *v)
 {
-    struct quant_values old_m, old_v;
-    decode_block(at.m, old_m.x, true);
-    if (has_v(kind))
-        decode_block(at.v, old_v.x, false);
-    memset(new_m, 0, sizeof *new_m);
-    memset(new_v, 0, sizeof *new_v);
+    float part_m[QUANT_BLOCK_ELEMS], part_v[QUANT_BLOCK_ELEMS];
+    values_store(part_m, m);
+    values_store(part_v, v);
     for (unsigned j = 0; j < n; j += VEC_LANES) {
         const unsigned some = n - j < VEC_LANES ? n - j : VEC_LANES;
         vec p = vec_load_n(a->param + i + j, some);
-        vec m = vec_load_n(old_m.x + j, some);
-        vec v = has_v(kind) ? vec_load_n(old_v.x + j, some) : m;
-        optimizer_step(kind, c, vec_load_n(a->grad + i + j, some), &p, &m, &v);
+        vec new_m = vec_load(part_m + j), new_v = vec_load(part_v + j);
+        optimizer_step(kind, c, vec_load_n(a->grad + i + j, some), &p, &new_m, &new_v);
         vec_store_n(a->param + i + j, p, some);
-        vec_store_n(new_m->x + j, m, some);
-        if (has_v(kind))
-            vec_store_n(new_v->x + j, v, some);
+        vec_store(part_m + j, new_m);
+        vec_store(part_v + j, new_v);
     }
+    memset(part_m + n, 0, (QUANT_BLOCK_ELEMS - n) * sizeof *part_m);
+    memset(part_v + n, 0, (QUANT_BLOCK_ELEMS - n) * sizeof *part_v);
+    *m = values_load(part_m);
+    *v = values_load(part_v);
 }
 
 KERN_FN void publish_part(const struct kern_update *a, uint64_t i, unsigned n, struct publish to)
@@ -157,13 +173,16 @@ KERN_FN void quant_block_update(const struct kern_update *a, uint64_t i, unsigne
             keep_block(rec->old[2], at.v);
         trail_mark(rec, i, n);
     }
-    if (n == QUANT_BLOCK_ELEMS)
+    if (n == QUANT_BLOCK_ELEMS) {
         step_block(a, i, at, c, kind, &m, &v);
-    else
-        step_block_part(a, i, n, at, c, kind, &m, &v);
-    encode_block(at.m, m.x, true);
+    } else {
+        m = decode_block(at.m, true);
+        v = has_v(kind) ? decode_block(at.v, false) : m;
+        step_block_part(a, i, n, c, kind, &m, &v);
+    }
+    encode_block(at.m, &m, true);
     if (has_v(kind))
-        encode_block(at.v, v.x, false);
+        encode_block(at.v, &v, false);
     publish_block(a, i, n, stream);
     if (rec != NULL)
         trail_mark(rec, i + QUANT_BLOCK_ELEMS, 0);
@@ -229,25 +248,25 @@ static void quant_update_range(const struct kern_update *a, struct cpu_range r,
 static void quantize_range(const struct kern_quantize *a, struct cpu_range r)
 {
     const bool sign = a->to.quant == QUANT_SIGNED;
-    for (uint64_t i = r.first; i < r.first + r.count; i += QUANT_BLOCK_ELEMS)
-        encode_block(quant_block_at(a->to.base, a->first_elem + i), a->in + i, sign);
+    for (uint64_t i = r.first; i < r.first + r.count; i += QUANT_BLOCK_ELEMS) {
+        const struct quant_values v = values_load(a->in + i);
+        encode_block(quant_block_at(a->to.base, a->first_elem + i), &v, sign);
+    }
 }
 
 /* Any elements of the array: blocks may be cut. */
 static void dequantize_range(const struct kern_dequantize *a, struct cpu_range r)
 {
     const bool sign = a->from.quant == QUANT_SIGNED;
-    struct quant_values x;
+    float x[QUANT_BLOCK_ELEMS];
     for (uint64_t i = r.first, end = r.first + r.count, n; i < end; i += n) {
         const uint64_t elem = a->first_elem + i, skip = elem % QUANT_BLOCK_ELEMS;
         n = QUANT_BLOCK_ELEMS - skip < end - i ? QUANT_BLOCK_ELEMS - skip : end - i;
         const struct quant_block b = quant_block_at(a->from.base, elem - skip);
-        if (n == QUANT_BLOCK_ELEMS) {
-            decode_block(b, a->out + i, sign);
-            continue;
-        }
-        decode_block(b, x.x, sign);
-        memcpy(a->out + i, x.x + skip, n * sizeof *x.x);
+        const struct quant_values v = decode_block(b, sign);
+        values_store(n == QUANT_BLOCK_ELEMS ? a->out + i : x, &v);
+        if (n < QUANT_BLOCK_ELEMS)
+            memcpy(a->out + i, x + skip, n * sizeof *x);
     }
 }
 

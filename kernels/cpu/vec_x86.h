@@ -85,19 +85,14 @@ KERN_FN vec vec_fms(vec a, vec b, vec c)
     return MM(fmsub_ps)(a, b, c);
 }
 
-KERN_FN vec vec_max(vec a, vec b)
-{
-    return MM(max_ps)(a, b);
-}
-
 KERN_FN vec vec_abs(vec a)
 {
     return MM(andnot_ps)(MM(set1_ps)(-0.0f), a);
 }
 
-KERN_FN vec vec_copysign(vec a, vec sign)
+KERN_FN vec vec_with_sign(vec a, vec b)
 {
-    return MM(or_ps)(vec_abs(a), MM(and_ps)(MM(set1_ps)(-0.0f), sign));
+    return MM(or_ps)(a, MM(and_ps)(MM(set1_ps)(-0.0f), b));
 }
 
 KERN_FN vec_u32 bits_max(vec_u32 a, vec_u32 b)
@@ -156,9 +151,19 @@ KERN_FN vec vec_sign_times(vec x, vec by)
     return _mm512_mask_mov_ps(_mm512_maskz_mov_ps(above, by), below, minus_by);
 }
 
-KERN_FN vec vec_where(vec a, vec x)
+KERN_FN __mmask16 vec_nonzero(vec a)
 {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ), x);
+    return _mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+}
+
+KERN_FN vec vec_fma_where(vec a, vec b, vec c)
+{
+    return _mm512_maskz_fmadd_ps(vec_nonzero(a), a, b, c);
+}
+
+KERN_FN vec vec_least_where(vec a, vec c, float least)
+{
+    return _mm512_mask_max_ps(c, vec_nonzero(a), c, _mm512_set1_ps(least));
 }
 
 KERN_FN vec_u32 vec_bits(vec a)
@@ -176,10 +181,17 @@ KERN_FN vec vec_lookup(const float *table, vec_u32 i)
     return _mm512_permutexvar_ps(i, _mm512_loadu_ps(table));
 }
 
-KERN_FN vec_u32 bits_count(vec_u32 count, vec a, float limit)
+/* How many of the limits are below a, which is not negative and below 2: none of a binade has two.
+ * By its exponent's low bits: [32] how many are below its binade, and [32] its own one, or 2. */
+#define VEC_BINADES
+KERN_FN vec_u32 vec_count(vec a, const uint32_t *below, const float *limit)
 {
-    const __mmask16 above = _mm512_cmp_ps_mask(a, _mm512_set1_ps(limit), _CMP_GT_OQ);
-    return _mm512_mask_add_epi32(count, above, count, _mm512_set1_epi32(1));
+    const __m512i e = vec_exponent(_mm512_max_ps(a, _mm512_set1_ps(0x1p-31f)));
+    const vec own = _mm512_permutex2var_ps(_mm512_loadu_ps(limit), e, _mm512_loadu_ps(limit + 16));
+    const __m512i count = _mm512_permutex2var_epi32(_mm512_loadu_si512(below), e,
+                                                    _mm512_loadu_si512(below + 16));
+    return _mm512_mask_add_epi32(count, _mm512_cmp_ps_mask(a, own, _CMP_GT_OQ), count,
+                                 _mm512_set1_epi32(1));
 }
 
 KERN_FN uint32_t bits_most(vec_u32 a)
@@ -269,9 +281,19 @@ KERN_FN vec vec_sign_times(vec x, vec by)
     return _mm256_or_ps(_mm256_and_ps(above, by), _mm256_and_ps(below, minus_by));
 }
 
-KERN_FN vec vec_where(vec a, vec x)
+KERN_FN vec vec_nonzero_of(vec a, vec x)
 {
     return _mm256_and_ps(_mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_UQ), x);
+}
+
+KERN_FN vec vec_fma_where(vec a, vec b, vec c)
+{
+    return vec_nonzero_of(a, _mm256_fmadd_ps(a, b, c));
+}
+
+KERN_FN vec vec_least_where(vec a, vec c, float least)
+{
+    return _mm256_max_ps(c, vec_nonzero_of(a, _mm256_set1_ps(least)));
 }
 
 KERN_FN vec_u32 vec_bits(vec a)
