@@ -49,7 +49,7 @@
 #ifdef __CUDACC__
 #define QUANT_CONST static __device__ const
 #else
-#define QUANT_CONST static _Alignas(64) const
+#define QUANT_CONST static const __attribute__((aligned(64)))
 #endif
 
 struct quant_tree {
