@@ -21,7 +21,6 @@
 #include "proto/base/dtype.h"
 #include "proto/base/status.h"
 #include "proto/share/segment.h"
-#include "proto/spec/quant.h"
 
 struct kern; /* one device: its compute threads, its queue */
 
@@ -142,7 +141,7 @@ struct kern_update {
     float *param;      /* [elems] fp32 master weights, updated in place */
     float *m;          /* [elems] first moment / momentum, likewise; NULL: SPEC_MEAN has none */
     float *v;          /* [elems] second moment, where the optimizer has one, else NULL */
-    bool int8;         /* m and v are in 8 bits (proto/spec/quant.h): runs begin at their blocks */
+    bool int8;         /* m and v are in 8 bits (proto/spec/optimizer.h): runs begin at their blocks */
     const float *grad; /* [elems] fp32 sum over micro-batches, not yet scaled */
     float grad_scale;  /* 1/M, clip factor and loss unscale in one; SPEC_MEAN: what to divide by */
     void *publish;     /* [elems] of publish_dtype: the new param, rounded to nearest even */

@@ -39,7 +39,6 @@
 #include <stdbool.h>
 
 #include "kernels/shared.h"
-#include "proto/spec/quant.h"
 
 #define QUANT_LEAST_BITS 0x0f800000u /* 2^-96 */
 #define QUANT_MOST_BITS  0x7e800000u /* 2^126: its reciprocal is no denormal */

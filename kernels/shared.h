@@ -8,7 +8,6 @@
 
 #include "proto/base/dtype.h"
 #include "proto/spec/optimizer.h"
-#include "proto/spec/quant.h"
 
 #ifdef __CUDACC__
 #define KERN_FN static __device__ __forceinline__
@@ -47,7 +46,7 @@ KERN_FN double f64_of_bits(uint64_t bits)
     return x;
 }
 
-/* A block of an array in 8 bits (proto/spec/quant.h). */
+/* A block of an array in 8 bits (proto/spec/optimizer.h). */
 struct quant_block {
     uint8_t *codes; /* [QUANT_BLOCK_ELEMS] */
     float *scale;

@@ -8,7 +8,7 @@
  *   state    fp32 flat arrays one after the other: parameters; then, without frozen units and
  *            means, first moment, second moment (AdamW only), the parameters' moving average (where
  *            the spec has one); without frozen units alone, gradient accumulator, the means at its
- *            end. Moments may be in 8 bits (proto/spec/quant.h): then each unit's slice of one is
+ *            end. Moments may be in 8 bits (proto/spec/optimizer.h): then each unit's slice of one is
  *            whole pages of tiles, and an array has so many words of 4 bytes as these are
  *   inbox    `slots` slots of slot_bytes each; a unit's gradient slice (fp32) starts its slot. Then
  *            what the worker shows of itself (activity.h)

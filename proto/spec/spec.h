@@ -17,7 +17,6 @@
 #include "proto/base/status.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/optimizer.h"
-#include "proto/spec/quant.h"
 
 #define SPEC_JSON_BYTES_MAX ((size_t)64 << 20)
 #define SPEC_MESSAGE_BYTES_MAX                                                 \
@@ -89,7 +88,7 @@ struct spec {
     enum shd_dtype grad_dtype; /* of gradients as workers return them; default fp32 */
     enum spec_optimizer optimizer;
     double beta1, beta2, eps; /* SGD: beta1 is the momentum; Lion: beta1, beta2 */
-    bool int8;                /* moments are in 8 bits (quant.h) */
+    bool int8;                /* moments are in 8 bits (optimizer.h) */
     bool coupled_decay;       /* in torch's order: weight decay is part of the gradient */
     bool nesterov;            /* SGD in torch's order */
     double dampening;         /* likewise */

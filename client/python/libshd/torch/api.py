@@ -79,7 +79,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
                 With 'rewind' the model goes back to a snapshot: that is a StepReset
     guard_audit a step that is skipped names the micro-batch that brought most of it (optimizer.last.cause_micro)
     moments     of the optimizer, as the owners keep them: 'f32', or 'int8', which is 2 bytes of a parameter where
-                AdamW's are 8, by block-wise dynamic quantization (docs/numerics.md); by owners in host memory
+                AdamW's are 8, by block-wise dynamic quantization (docs/numerics.md)
     """
     check.check_two(module, optimizer)
     check.check_choice('grads', grads, 'stream', 'step')
