@@ -22,6 +22,15 @@ _Static_assert(QUANT_BLOCK_ELEMS % VEC_LANES == 0, "blocks are whole vectors");
 
 #define QUANT_VECS (QUANT_BLOCK_ELEMS / VEC_LANES)
 
+/* What is called, in place of being compiled into each loop: what is seldom, or as quick. In plain
+ * C all of a block is: its loops are of 64, which the compiler would unroll everywhere. */
+#define QUANT_CALL static __attribute__((noinline, unused))
+#if KERN_LANES == 1
+#define QUANT_FN QUANT_CALL
+#else
+#define QUANT_FN KERN_FN
+#endif
+
 /* A block's values: in registers, where there are as many. */
 struct quant_values {
     vec x[QUANT_VECS];
@@ -41,7 +50,7 @@ KERN_FN void values_store(float *x, const struct quant_values *v)
         vec_store(x + (size_t)j * VEC_LANES, v->x[j]);
 }
 
-KERN_FN void encode_block(struct quant_block b, const struct quant_values *v, bool sign)
+QUANT_FN void encode_block(struct quant_block b, const struct quant_values *v, bool sign)
 {
     vec_u32 most = vec_bits(vec_set1(0));
     float r;
@@ -57,7 +66,7 @@ KERN_FN void encode_block(struct quant_block b, const struct quant_values *v, bo
                     sign);
 }
 
-KERN_FN struct quant_values decode_block(struct quant_block b, bool sign)
+QUANT_FN struct quant_values decode_block(struct quant_block b, bool sign)
 {
     const vec scale = vec_set1(*b.scale);
     struct quant_values v;
@@ -87,9 +96,9 @@ KERN_FN void keep_block(float *old, struct quant_block b)
 }
 
 /* All of the block is in the run. The new moments. */
-KERN_FN void step_block(const struct kern_update *a, uint64_t i, struct quant_moments at,
-                        const struct kern_rates *c, enum spec_optimizer kind,
-                        struct quant_values *m, struct quant_values *v)
+QUANT_FN void step_block(const struct kern_update *a, uint64_t i, struct quant_moments at,
+                         const struct kern_rates *c, enum spec_optimizer kind,
+                         struct quant_values *m, struct quant_values *v)
 {
     const vec scale_m = vec_set1(*at.m.scale), scale_v = vec_set1(*at.v.scale);
     for (unsigned j = 0; j < QUANT_VECS; j++) {
@@ -104,9 +113,9 @@ KERN_FN void step_block(const struct kern_update *a, uint64_t i, struct quant_mo
 }
 
 /* Its first n elements are; behind them is a gap, whose moments are zeros. */
-KERN_FN void step_block_part(const struct kern_update *a, uint64_t i, unsigned n,
-                             const struct kern_rates *c, enum spec_optimizer kind,
-                             struct quant_values *m, struct quant_values *v)
+QUANT_CALL void step_block_part(const struct kern_update *a, uint64_t i, unsigned n,
+                                const struct kern_rates *c, enum spec_optimizer kind,
+                                struct quant_values *m, struct quant_values *v)
 {
     float part_m[QUANT_BLOCK_ELEMS], part_v[QUANT_BLOCK_ELEMS];
     values_store(part_m, m);
@@ -146,8 +155,8 @@ KERN_FN void publish_pairs(const struct kern_update *a, uint64_t i, struct publi
                      vec_load(a->param + i + j + VEC_LANES), to);
 }
 
-/* The new parameters of a block, which are in a cache: not compiled once more for each dtype. */
-KERN_FN void publish_block(const struct kern_update *a, uint64_t i, unsigned n, bool stream)
+/* The new parameters of a block, which are in a cache. */
+QUANT_CALL void publish_block(const struct kern_update *a, uint64_t i, unsigned n, bool stream)
 {
     if (n < QUANT_BLOCK_ELEMS)
         publish_part(a, i, n, (struct publish){ a->publish_dtype, false });

@@ -62,6 +62,7 @@ struct kernel {
 };
 
 std::vector<struct kernel *> kernels;
+std::map<std::string, uint64_t> globals; /* of the module: their addresses */
 
 [[noreturn]] void wrong(const struct kernel *k, const std::string &what, const std::string &text)
 {
@@ -535,6 +536,8 @@ size_t parse_kernel(const std::string &text, size_t at)
     if (bracket == std::string::npos || threads == std::string::npos)
         wrong(k, "not one array of parameters, or no limit of threads", head);
     name_specials(k, head.substr(space + 1, bracket - space - 1));
+    for (const std::pair<const std::string, uint64_t> &global : globals)
+        k->names[global.first] = add_register(k, global.second);
     size_t end = open + 1;
     for (unsigned depth = 1; depth > 0; end++) {
         CHECK(end < text.size());
@@ -547,6 +550,16 @@ size_t parse_kernel(const std::string &text, size_t at)
     kernels.push_back(k);
     emulate_register(&k->emulate, ptx_shared, ptx_shared + sizeof ptx_shared);
     return end;
+}
+
+/* From behind ".global .align ": "4 .b8 name[256] = {1, 2, ...};", which kernels read alone. */
+void parse_global(const std::string &text, size_t at)
+{
+    const size_t open = text.find('[', at), space = text.rfind(' ', open);
+    unsigned char *byte = (unsigned char *)calloc(1, (size_t)atoi(text.c_str() + open + 1));
+    globals[text.substr(space + 1, open - space - 1)] = (uint64_t)byte; /* as long as the process */
+    for (const std::string &word : split(text.substr(text.find('{', at) + 1), ','))
+        *byte++ = (unsigned char)atoi(word.c_str());
 }
 
 /* Without comments, which are lines' ends. */
@@ -568,7 +581,9 @@ void load_files()
         return;
     for (const std::string &path : split(files, ':')) {
         const std::string text = read_file(path);
-        static const std::string entry = ".visible .entry ";
+        static const std::string entry = ".visible .entry ", global = ".global .align ";
+        for (size_t g = text.find(global); g != std::string::npos; g = text.find(global, g + 1))
+            parse_global(text.substr(g, text.find(';', g) - g), global.size());
         size_t at = text.find(entry);
         if (at == std::string::npos)
             wrong(nullptr, "no kernel in", path);
