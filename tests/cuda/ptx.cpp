@@ -15,9 +15,10 @@
 #include "proto/base/check.h"
 #include "tests/cuda/emulate_device.h"
 
-#define OPERANDS_MAX 6u
-#define KERNELS_MAX  64u
-#define MXCSR_PLAIN  0x1f80u /* to nearest even, exceptions masked, denormals as they are */
+#define OPERANDS_MAX  6u
+#define KERNELS_MAX   64u
+#define REGISTERS_MAX 6144u   /* on a fiber's stack */
+#define MXCSR_PLAIN   0x1f80u /* to nearest even, exceptions masked, denormals as they are */
 
 alignas(128) unsigned char ptx_shared[PTX_SHARED_BYTES];
 
@@ -175,7 +176,7 @@ void fence(const struct kernel *k, const struct instruction &, uint64_t *, int l
 void run(const struct kernel *k, const void *args)
 {
     _mm_setcsr(MXCSR_PLAIN);
-    uint64_t r[4096];
+    uint64_t r[REGISTERS_MAX];
     memcpy(r, k->registers.data(), k->registers.size() * sizeof *r);
     const uint64_t specials[SPECIALS] = {
         threadIdx.x, threadIdx.y, threadIdx.z,
@@ -217,7 +218,7 @@ const count_up<KERNELS_MAX> entry_points;
 unsigned add_register(struct kernel *k, uint64_t value)
 {
     k->registers.push_back(value);
-    if (k->registers.size() > 4096)
+    if (k->registers.size() > REGISTERS_MAX)
         wrong(k, "more registers than there is room for", "");
     return (unsigned)k->registers.size() - 1;
 }
@@ -329,7 +330,7 @@ void parse_access(struct kernel *k, struct instruction *i, const std::vector<std
         if (name[w] == "v2" || name[w] == "v4")
             elems = name[w] == "v2" ? 2 : 4;
         else if (name[w] != "param" && name[w] != "global" && name[w] != "shared" &&
-                 name[w] != "cs")
+                 name[w] != "cs" && name[w] != "nc")
             wrong(k, "an access that is not known here", i->text);
     }
     i->bytes = type_bytes(k, name.back(), i->text);
