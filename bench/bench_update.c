@@ -6,6 +6,9 @@
  * caller, queue and waiting included. `of_limit` is the limit's time over ours: 1 is at the limit.
  * The limit is the variant in update_rivals.c with the lowest median.
  *
+ * `adamw.int8` keeps its moments in 8 bits and publishes bf16; its plain loop is that of fp32
+ * moments, its limit has its own streams.
+ *
  * `measured_over_none` is what an update costs that is measured (kern_change), which each 8th is.
  * `trail_over_none` is what crash-exactness costs: the same operation with a trail over without
  * one, in pairs of their own, each pair in the other order than the last. `small_over_huge` is what
@@ -40,8 +43,13 @@
 
 enum { VARIANT_OURS, VARIANT_PLAIN, VARIANT_LIMIT, VARIANTS = VARIANT_LIMIT + LIMIT_VARIANTS };
 
-static const char *const case_names[CASES] = { "adamw.fp32", "adamw.bf16", "accumulate",
-                                               "accumulate_sumsq" };
+static const char *const case_names[CASES] = { "adamw.fp32", "adamw.bf16", "adamw.int8",
+                                               "accumulate", "accumulate_sumsq" };
+
+static bool is_adamw(enum bench_case which)
+{
+    return which <= CASE_ADAMW_INT8;
+}
 
 struct options {
     uint64_t elems;
@@ -227,12 +235,13 @@ static int run_ours(struct kern *k, const struct bench_arrays *a, uint64_t elems
     struct kern_waiter w;
     kern_waiter_init(&w);
     int r;
-    if (which == CASE_ADAMW_F32 || which == CASE_ADAMW_BF16) {
+    if (is_adamw(which)) {
         const struct kern_update u = {
             .kind = SPEC_ADAMW,
             .param = a->p,
             .m = a->m,
             .v = a->v,
+            .int8 = which == CASE_ADAMW_INT8,
             .grad = a->g,
             .grad_scale = 1,
             .publish = a->out,
@@ -420,12 +429,12 @@ static void bench_threads(const struct options *o, const struct rivals *rivals,
                     (const struct side[]){ { k, arrays, false, NULL, false },
                                            { k, arrays, true, NULL, false } },
                     which, threads, "trail.", "trail_over_none");
-        if (which == CASE_ADAMW_F32 || which == CASE_ADAMW_BF16)
+        if (is_adamw(which))
             bench_pairs(o,
                         (const struct side[]){ { k, arrays, true, NULL, false },
                                                { k, arrays, true, average, false } },
                         which, threads, "ema.", "ema_over_none");
-        if (which == CASE_ADAMW_F32 || which == CASE_ADAMW_BF16)
+        if (is_adamw(which))
             bench_pairs(o,
                         (const struct side[]){ { k, arrays, true, NULL, false },
                                                { k, arrays, true, NULL, true } },

@@ -83,7 +83,7 @@ static void plain_accumulate_sum(const struct bench_arrays *arrays, const struct
 
 static const struct rival plain = {
     "plain",
-    { plain_adamw_f32, plain_adamw_bf16, plain_accumulate, plain_accumulate_sum },
+    { plain_adamw_f32, plain_adamw_bf16, plain_adamw_bf16, plain_accumulate, plain_accumulate_sum },
 };
 
 /* -- The limit -------------------------------------------------------------------------------- */
@@ -128,24 +128,26 @@ KERN_FN void publish(const struct bench_arrays *a, uint64_t i, uint64_t n, bool 
     }
 }
 
+/* Of moments: of fp32, or of a byte (their scales, a 16th more, are left out). */
 KERN_FN void adamw(const struct bench_arrays *a, uint64_t first, uint64_t elems, bool bf16,
-                   enum how how, enum nt nt)
+                   unsigned moment_bytes, enum how how, enum nt nt)
 {
     const vec zero = vec_set1(a->zero);
-    const uint64_t step = how == BLOCKED ? BLOCK_ELEMS : 2 * VEC_LANES;
+    const uint64_t least = moment_bytes == 1 ? 4 * VEC_LANES : 2 * VEC_LANES;
+    const uint64_t step = how == BLOCKED ? BLOCK_ELEMS : least;
     for (uint64_t i = first; i < first + elems; i += step) {
         if (how == PREFETCH) {
             for (uint64_t j = i + PREFETCH_ELEMS; j < i + PREFETCH_ELEMS + step; j += 16) {
                 vec_prefetch(a->p + j);
-                vec_prefetch(a->m + j);
-                vec_prefetch(a->v + j);
+                vec_prefetch(a->m + j * moment_bytes / 4);
+                vec_prefetch(a->v + j * moment_bytes / 4);
                 vec_prefetch(a->g + j);
             }
         }
         publish(a, i, step, bf16, nt != NT_NONE);
         touch(a->p, i, step, zero, nt == NT_ALL);
-        touch(a->m, i, step, zero, nt == NT_ALL);
-        touch(a->v, i, step, zero, nt == NT_ALL);
+        touch(a->m, i * moment_bytes / 4, step * moment_bytes / 4, zero, nt == NT_ALL);
+        touch(a->v, i * moment_bytes / 4, step * moment_bytes / 4, zero, nt == NT_ALL);
     }
     vec_fence();
 }
@@ -175,13 +177,19 @@ KERN_FN void accumulate(const struct bench_arrays *a, uint64_t first, uint64_t e
                                uint64_t first, uint64_t elems)                            \
     {                                                                                     \
         (void)h;                                                                          \
-        adamw(a, first, elems, false, how, nt);                                           \
+        adamw(a, first, elems, false, 4, how, nt);                                        \
     }                                                                                     \
     static void adamw_bf16_##id(const struct bench_arrays *a, const struct kern_hyper *h, \
                                 uint64_t first, uint64_t elems)                           \
     {                                                                                     \
         (void)h;                                                                          \
-        adamw(a, first, elems, true, how, nt);                                            \
+        adamw(a, first, elems, true, 4, how, nt);                                         \
+    }                                                                                     \
+    static void adamw_int8_##id(const struct bench_arrays *a, const struct kern_hyper *h, \
+                                uint64_t first, uint64_t elems)                           \
+    {                                                                                     \
+        (void)h;                                                                          \
+        adamw(a, first, elems, true, 1, how, nt);                                         \
     }                                                                                     \
     static void accumulate_##id(const struct bench_arrays *a, const struct kern_hyper *h, \
                                 uint64_t first, uint64_t elems)                           \
@@ -197,12 +205,12 @@ LIMIT_FNS(blocked, BLOCKED, NT_PUBLISH)
 LIMIT_FNS(nt_all, ABREAST, NT_ALL)
 
 /* The sum adds no stream. */
-#define LIMIT_ROW(id)                                                         \
-    {                                                                         \
-#id,                                                                  \
-        {                                                                     \
-            adamw_f32_##id, adamw_bf16_##id, accumulate_##id, accumulate_##id \
-        }                                                                     \
+#define LIMIT_ROW(id)                                                                          \
+    {                                                                                          \
+#id,                                                                                   \
+        {                                                                                      \
+            adamw_f32_##id, adamw_bf16_##id, adamw_int8_##id, accumulate_##id, accumulate_##id \
+        }                                                                                      \
     }
 
 const struct rivals RIVAL_JOIN(rivals, BENCH_ISA) = {

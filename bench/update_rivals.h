@@ -7,7 +7,15 @@
 
 #include "kernels/kern.h"
 
-enum bench_case { CASE_ADAMW_F32, CASE_ADAMW_BF16, CASE_ACCUMULATE, CASE_ACCUMULATE_SUM, CASES };
+/* INT8: moments in 8 bits, publishes bf16. */
+enum bench_case {
+    CASE_ADAMW_F32,
+    CASE_ADAMW_BF16,
+    CASE_ADAMW_INT8,
+    CASE_ACCUMULATE,
+    CASE_ACCUMULATE_SUM,
+    CASES
+};
 
 struct bench_arrays { /* [elems] each */
     float *p, *m, *v;

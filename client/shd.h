@@ -719,8 +719,9 @@ SHD_API int shd_get(shd_model *m, uint32_t unit, enum shd_array array, float *re
  *                 micro_batches say which. SHD_ENOENT: it holds neither
  *   SHD_UPDATE    by how much the last committed step changed the parameters: from the moments and
  *                 rates that it was made with (kernels/delta.h has the formula), for AdamW, Adam,
- *                 and SGD with plain momentum. SHD_ENOTSUP: of other optimizers this cannot be
- * told. SHD_ENOENT: the step was skipped or a put, or the unit frozen, a mean or idle
+ *                 and SGD with plain momentum. SHD_ENOTSUP: of other optimizers, and from
+ *                 moments in 8 bits, this cannot be told. SHD_ENOENT: the step was skipped or a
+ *                 put, or the unit frozen, a mean or idle
  *
  * Waits until no update runs, and counts again where the model went on meanwhile: SHD_EBUSY when it
  * always does. */

@@ -304,7 +304,8 @@ static void train_note_idle(const struct options *o)
 static char *train_spec(const struct options *o)
 {
     const struct gpt_shape shape = options_shape(o);
-    const struct gpt_spec spec = { .optimizer = o->optimizer,
+    const struct gpt_spec spec = { .optimizer = o->optimizer.kind,
+                                   .int8 = strcmp(o->optimizer.moments, "int8") == 0,
                                    .seed = o->seed,
                                    .micro_batches = (uint32_t)o->micro_batches,
                                    .accumulate = o->chosen.accumulate,

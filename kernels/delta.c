@@ -37,6 +37,11 @@ int delta_rule_of(const struct spec *spec, uint32_t tensor, const struct decisio
     struct kern_hyper hypers[SHD_GROUPS_MAX];
     struct delta_rule rule = { .kind = spec_unit_optimizer(spec, t->unit) };
     CHECK(!decision->skip && decision->put == 0);
+    if (spec->int8)
+        return err_set(e, SHD_ENOTSUP,
+                       "the last update of '%.100s' cannot be told: its moments are in 8 bits, "
+                       "rounded after the parameters were changed by them",
+                       t->name);
     runs_hypers(spec, decision, updates, hypers);
     rule.rates = kern_rates_of(rule.kind, &hypers[t->group], 1);
     const char *why = unknown(&rule);

@@ -12,7 +12,7 @@
  * so that p' - p = (a - (1 - keep) * p') / keep, here in fp64 and rounded to fp32 once. That is the
  * update without its own last rounding: from p' - p as it was stored it differs by at most half an
  * ulp of p' and what rounding a in fp32 came to. Lion's sign, and SGD's gradient where no momentum
- * has it, are not in what is left.
+ * has it, are not in what is left; nor are moments that were rounded to 8 bits since.
  */
 #ifndef SHD_KERN_DELTA_H
 #define SHD_KERN_DELTA_H

@@ -55,12 +55,13 @@ struct kern_cast { /* out[i] = (out_dtype)in[i], rounded to nearest even */
  *           that was queued behind it begins (a device other than the host may have begun what was
  *           queued behind it already: callers queue one operation per array at a time)
  *
- * Per group of elements: old values into the record, then its position marked busy, then the new
- * values, then the position moved on. x86-64 keeps stores in program order, so what a killed
- * process leaves is a prefix of its stores. The successor calls kern_ops.trail_repair once per
- * area, before anything else: half-changed groups get their old values back and chunk words say how
- * far each chunk got. An operation given again with the same arrays and the same `op` goes on from
- * there, whenever that is; one with another `op` starts from the beginning.
+ * Per group of elements (of moments in 8 bits a block, whose scale is of all of it): old values
+ * into the record, then its position marked busy, then the new values, then the position moved on.
+ * x86-64 keeps stores in program order, so what a killed process leaves is a prefix of its stores.
+ * The successor calls kern_ops.trail_repair once per area, before anything else: half-changed
+ * groups get their old values back and chunk words say how far each chunk got. An operation given
+ * again with the same arrays and the same `op` goes on from there, whenever that is; one with
+ * another `op` starts from the beginning.
  *
  * `first` accumulates (copies) and publish are idempotent and have no records; publish of a
  * resumed update is not complete: cast the slice afterwards. The sum of a resumed accumulate is
@@ -140,6 +141,7 @@ struct kern_update {
     float *param;      /* [elems] fp32 master weights, updated in place */
     float *m;          /* [elems] first moment / momentum, likewise; NULL: SPEC_MEAN has none */
     float *v;          /* [elems] second moment, where the optimizer has one, else NULL */
+    bool int8;         /* m and v are in 8 bits (proto/spec/optimizer.h): runs begin at their blocks */
     const float *grad; /* [elems] fp32 sum over micro-batches, not yet scaled */
     float grad_scale;  /* 1/M, clip factor and loss unscale in one; SPEC_MEAN: what to divide by */
     void *publish;     /* [elems] of publish_dtype: the new param, rounded to nearest even */
@@ -154,13 +156,35 @@ struct kern_update {
     struct kern_change *change; /* if not NULL: written when done fires */
 };
 
+/* An array of a slice of the state, from its first element on. */
+struct kern_array {
+    void *base;
+    enum quant quant; /* NONE: fp32 */
+};
+
+struct kern_quantize {    /* elements [first_elem, + elems) of `to`, whole blocks, become in's */
+    struct kern_array to; /* in 8 bits; aligned to 64 */
+    uint64_t first_elem;  /* multiple of QUANT_BLOCK_ELEMS, as elems is */
+    const float *in;      /* [elems] */
+    uint64_t elems;
+};
+
+struct kern_dequantize { /* out becomes elements [first_elem, + elems) of `from`, any */
+    float *out;          /* [elems] */
+    struct kern_array from;
+    uint64_t first_elem;
+    uint64_t elems;
+};
+
 /* SHA-256 of consecutive pieces of x: the first of head_elems elements (so that pieces end at
  * block borders), each further one of 2,048, the last of what is left. */
 struct kern_hash {
-    const float *x;      /* [elems] */
+    const float *x;      /* [elems]; NULL: the elements of `of`, in 8 bits, as they are decoded */
     uint64_t elems;      /* > 0 */
     uint64_t head_elems; /* 1..2,048 */
     uint8_t (*out)[32];  /* [kern_hash_leaves(head_elems, elems)] */
+    struct kern_array of;
+    uint64_t first_elem; /* of it: the first one */
 };
 
 uint64_t kern_hash_leaves(uint64_t head_elems, uint64_t elems);
@@ -192,7 +216,9 @@ struct kern_choice {
     X(SUMSQ, sumsq)           \
     X(UPDATE, update)         \
     X(HASH, hash)             \
-    X(COPY, copy)
+    X(COPY, copy)             \
+    X(QUANTIZE, quantize)     \
+    X(DEQUANTIZE, dequantize)
 
 enum kern_op_kind {
 #define KERN_OP_ENUM(NAME, name) KERN_##NAME,
@@ -225,6 +251,7 @@ struct kern_ops {
      * accumulate the ones that are not changed in place, may be the host's. These return when it is
      * done; any thread, but not one that must not block. */
     enum segment_place place; /* of what is made here */
+    bool int8;                /* it has updates of moments in 8 bits, and what goes with them */
     uint8_t uuid[16];         /* of the device; zeros: the host */
     char product[64];         /* "NVIDIA H100 PCIe"; "": the host */
     /* As segment_new(), segment_map(), segment_close() (proto/share/segment.h), for this device's
@@ -284,6 +311,37 @@ struct kern {
     }
 KERN_OPS(KERN_OP_FUNCTION)
 #undef KERN_OP_FUNCTION
+
+/* An operation that reads elements [first_elem, + elems) of an array of the state, in fp32; and one
+ * that writes them: of 8 bits whole blocks. Errors are those of the operation, when it is queued.
+ */
+static inline struct kern_op kern_read_of(struct kern_array a, uint64_t first_elem, uint64_t elems,
+                                          float *out)
+{
+    if (a.quant != QUANT_NONE)
+        return (struct kern_op){ KERN_DEQUANTIZE, { .dequantize = { out, a, first_elem, elems } } };
+    return (struct kern_op){
+        KERN_COPY, { .copy = { out, (const float *)a.base + first_elem, elems * sizeof *out } }
+    };
+}
+
+static inline struct kern_op kern_write_of(struct kern_array a, uint64_t first_elem, uint64_t elems,
+                                           const float *in)
+{
+    if (a.quant != QUANT_NONE)
+        return (struct kern_op){ KERN_QUANTIZE, { .quantize = { a, first_elem, in, elems } } };
+    return (struct kern_op){ KERN_COPY,
+                             { .copy = { (float *)a.base + first_elem, in, elems * sizeof *in } } };
+}
+
+/* A hash of elements of such an array, all fields but head_elems and out. */
+static inline struct kern_hash kern_hash_of(struct kern_array a, uint64_t first_elem,
+                                            uint64_t elems)
+{
+    if (a.quant != QUANT_NONE)
+        return (struct kern_hash){ .elems = elems, .of = a, .first_elem = first_elem };
+    return (struct kern_hash){ .x = (const float *)a.base + first_elem, .elems = elems };
+}
 
 /* Most operations that may be queued at once; one more gets SHD_EBUSY. */
 #define KERN_QUEUE_MAX 1024u

@@ -46,6 +46,22 @@ KERN_FN double f64_of_bits(uint64_t bits)
     return x;
 }
 
+/* A block of an array in 8 bits (proto/spec/optimizer.h). */
+struct quant_block {
+    uint8_t *codes; /* [QUANT_BLOCK_ELEMS] */
+    float *scale;
+};
+
+/* That of element elem, a multiple of QUANT_BLOCK_ELEMS; array is where the slice's begins. */
+KERN_FN struct quant_block quant_block_at(void *array, uint64_t elem)
+{
+    uint8_t *tile = (uint8_t *)array + elem / QUANT_TILE_ELEMS * QUANT_TILE_BYTES;
+    const uint64_t at = elem % QUANT_TILE_ELEMS;
+    const struct quant_block b = { tile + at, (float *)(void *)(tile + QUANT_TILE_ELEMS) +
+                                                  at / QUANT_BLOCK_ELEMS };
+    return b;
+}
+
 /* An initial distribution of a tensor's elements. Element i of the tensor depends on seed, the
  * tensor's name and i alone: Philox4x32-10 with key = first 64 bits of SHA-256(seed, name). */
 enum kern_fill_kind {

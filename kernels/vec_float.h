@@ -15,6 +15,7 @@
 #include "kernels/shared.h"
 
 typedef float vec;
+typedef uint32_t vec_u32;
 
 KERN_FN vec vec_set1(float x)
 {
@@ -62,6 +63,63 @@ KERN_FN vec vec_fms(vec a, vec b, vec c)
 KERN_FN vec vec_sign_times(vec x, vec by)
 {
     return x > 0 ? by : x < 0 ? -by : 0;
+}
+
+KERN_FN vec vec_abs(vec a)
+{
+    return f32_of_bits(f32_bits(a) & 0x7fffffffu);
+}
+
+/* a, which has no sign, with that of b. */
+KERN_FN vec vec_with_sign(vec a, vec b)
+{
+    return f32_of_bits(f32_bits(a) | (f32_bits(b) & 0x80000000u));
+}
+
+/* vec_fma() where a is not 0, else 0. */
+KERN_FN vec vec_fma_where(vec a, vec b, vec c)
+{
+    return a != 0 ? fmaf(a, b, c) : 0;
+}
+
+/* The larger of c and least where a is not 0, else c, which is not negative. */
+KERN_FN vec vec_least_where(vec a, vec c, float least)
+{
+    return a != 0 && c < least ? least : c;
+}
+
+KERN_FN vec_u32 vec_bits(vec a)
+{
+    return f32_bits(a);
+}
+
+/* The exponent of a >= 0, biased. */
+KERN_FN vec_u32 vec_exponent(vec a)
+{
+    return f32_bits(a) >> 23;
+}
+
+/* table[i], by the low bits of i: table has 16 entries, the second half as the first. */
+KERN_FN vec vec_lookup(const float *table, vec_u32 i)
+{
+    return table[i & 7u];
+}
+
+/* One more where a > limit. */
+KERN_FN vec_u32 bits_count(vec_u32 count, vec a, float limit)
+{
+    return count + (a > limit ? 1u : 0u);
+}
+
+KERN_FN vec_u32 bits_max(vec_u32 a, vec_u32 b)
+{
+    return a > b ? a : b;
+}
+
+/* The largest of all lanes. */
+KERN_FN uint32_t bits_most(vec_u32 a)
+{
+    return a;
 }
 
 KERN_FN vec vec_from_bf16(uint32_t x)

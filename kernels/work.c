@@ -168,6 +168,69 @@ static int check_runs(const char *op, const struct kern_update *a, struct shd_er
     return SHD_OK;
 }
 
+static int no_int8(const char *op, struct shd_err *e)
+{
+    return err_set(e, SHD_ENOTSUP, "%s: this device does not have moments in 8 bits", op);
+}
+
+/* Elements [first, + elems) of an array of the state. */
+static int check_state(const char *op, const struct kern_array *a, uint64_t first, uint64_t elems,
+                       const struct work_rules *rules, struct shd_err *e)
+{
+    if ((unsigned)a->quant > QUANT_UNSIGNED)
+        return err_set(e, SHD_EINVAL, "%s: an array with unknown codes %d", op, (int)a->quant);
+    if (a->quant != QUANT_NONE && !rules->int8)
+        return no_int8(op, e);
+    if (first > SHD_MODEL_ELEMS_MAX)
+        return err_set(e, SHD_ERANGE, "%s: from element %" PRIu64 " on, the limit is %" PRIu64, op,
+                       first, (uint64_t)SHD_MODEL_ELEMS_MAX);
+    return elems > 0 ? check_array(op, "the array", a->base, SHD_F32, e) : SHD_OK;
+}
+
+static int check_quantize(const struct kern_quantize *a, const struct work_rules *rules,
+                          struct shd_err *e)
+{
+    int r = check_elems("quantize", a->elems, QUANT_BLOCK_ELEMS, e);
+    if (r == SHD_OK)
+        r = check_state("quantize", &a->to, a->first_elem, a->elems, rules, e);
+    if (r == SHD_OK && (a->to.quant == QUANT_NONE || a->first_elem % QUANT_BLOCK_ELEMS != 0))
+        return err_set(e, SHD_EINVAL,
+                       "quantize: from element %" PRIu64 " on of an array with codes %d: blocks of "
+                       "%u in 8 bits are written",
+                       a->first_elem, (int)a->to.quant, QUANT_BLOCK_ELEMS);
+    return r == SHD_OK && a->elems > 0 ? check_array("quantize", "in", a->in, SHD_F32, e) : r;
+}
+
+static int check_dequantize(const struct kern_dequantize *a, const struct work_rules *rules,
+                            struct shd_err *e)
+{
+    int r = check_elems("dequantize", a->elems, 1, e);
+    if (r == SHD_OK)
+        r = check_state("dequantize", &a->from, a->first_elem, a->elems, rules, e);
+    if (r == SHD_OK && a->from.quant == QUANT_NONE)
+        return err_set(e, SHD_EINVAL, "dequantize: of an array in fp32");
+    return r == SHD_OK && a->elems > 0 ? check_array("dequantize", "out", a->out, SHD_F32, e) : r;
+}
+
+/* Blocks of moments in 8 bits have a scale each: no run begins within one. */
+static int check_int8(const char *op, const struct kern_update *a, const struct work_rules *rules,
+                      struct shd_err *e)
+{
+    if (!a->int8)
+        return SHD_OK;
+    if (!rules->int8)
+        return no_int8(op, e);
+    if (spec_optimizer_rows[a->kind].moments == 0)
+        return err_set(e, SHD_EINVAL, "%s: in 8 bits, and it has no moments", op);
+    for (uint32_t i = 0; i < a->run_count; i++)
+        if (a->runs[i].first_elem % QUANT_BLOCK_ELEMS != 0)
+            return err_set(e, SHD_ERANGE,
+                           "%s: run %" PRIu32 " begins at %" PRIu64
+                           ", with moments in 8 bits it is multiples of %u",
+                           op, i, a->runs[i].first_elem, QUANT_BLOCK_ELEMS);
+    return SHD_OK;
+}
+
 /* Everything but the hyperparameters. */
 static int check_update_arrays(const char *op, const struct kern_update *a,
                                const struct work_rules *rules, struct shd_err *e)
@@ -232,7 +295,10 @@ static int check_update(const struct kern_update *a, const struct work_rules *ru
 {
     if (a->kind < 1 || a->kind > SPEC_MEAN)
         return err_set(e, SHD_EINVAL, "update: unknown optimizer %d", (int)a->kind);
-    int r = check_update_arrays(spec_optimizer_rows[a->kind].kind, a, rules, e);
+    const char *op = spec_optimizer_rows[a->kind].kind;
+    int r = check_update_arrays(op, a, rules, e);
+    if (r == SHD_OK)
+        r = check_int8(op, a, rules, e);
     if (r == SHD_OK)
         r = check_ema(&a->ema, e);
     if (r == SHD_OK && a->kind == SPEC_MEAN && !(a->grad_scale >= 1))
@@ -240,7 +306,7 @@ static int check_update(const struct kern_update *a, const struct work_rules *ru
     return r == SHD_OK && a->kind == SPEC_ADAMW ? check_bias(a, e) : r;
 }
 
-static int check_hash(const struct kern_hash *a, struct shd_err *e)
+static int check_hash(const struct kern_hash *a, const struct work_rules *rules, struct shd_err *e)
 {
     int r = check_elems("hash", a->elems, 1, e);
     if (r != SHD_OK)
@@ -250,7 +316,10 @@ static int check_hash(const struct kern_hash *a, struct shd_err *e)
     if (a->head_elems < 1 || a->head_elems > SHD_BLOCK_ELEMS)
         return err_set(e, SHD_ERANGE, "hash: a first piece of %" PRIu64 " elements, not of 1 to %u",
                        a->head_elems, SHD_BLOCK_ELEMS);
-    r = check_array("hash", "x", a->x, SHD_F32, e);
+    if (a->x == NULL && a->of.quant != QUANT_NONE)
+        r = check_state("hash", &a->of, a->first_elem, a->elems, rules, e);
+    else
+        r = check_array("hash", "x", a->x, SHD_F32, e);
     if (r == SHD_OK && a->out == NULL)
         return err_set(e, SHD_EINVAL, "hash: out is NULL");
     return r;
@@ -298,12 +367,20 @@ int work_init(struct work *w, const struct kern_op *op, const struct work_rules 
         change = op->update.change;
         break;
     case KERN_HASH:
-        r = check_hash(&op->hash, e);
+        r = check_hash(&op->hash, rules, e);
         count = r == SHD_OK ? kern_hash_leaves(op->hash.head_elems, op->hash.elems) : 0;
         break;
     case KERN_COPY:
         r = check_copy(&op->copy, e);
         count = op->copy.bytes;
+        break;
+    case KERN_QUANTIZE:
+        r = check_quantize(&op->quantize, rules, e);
+        count = op->quantize.elems;
+        break;
+    case KERN_DEQUANTIZE:
+        r = check_dequantize(&op->dequantize, rules, e);
+        count = op->dequantize.elems;
         break;
     case KERN_OP_KINDS:
         break;

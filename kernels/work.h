@@ -15,6 +15,7 @@ struct work_rules {
     size_t slice_align;  /* of the arrays of accumulate, sumsq and updates; 0: their dtype's */
     bool chunk_words;    /* a trail's chunk words are the caller's */
     uint32_t hypers_max; /* 0: any number */
+    bool int8;           /* arrays in 8 bits are known */
 };
 
 struct work {

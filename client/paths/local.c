@@ -64,8 +64,11 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     const uint32_t moments = spec_unit_moments(spec, unit);
     struct local_unit *u = &m->local->units[unit];
     const bool ema = spec_unit_ema(spec, unit);
-    const uint64_t arrays = frozen ? 1 : 2 + moments + (ema ? 1 : 0); /* of fp32 */
-    const uint64_t bytes = arrays * elems * sizeof(float) + elems * dtype_bytes(spec->publish);
+    const uint64_t array_bytes = elems * sizeof(float);
+    const uint64_t moment_bytes = spec->int8 ? quant_bytes(elems) : array_bytes;
+    const uint64_t state_bytes = (frozen ? 1 : 2) * array_bytes + moments * moment_bytes +
+                                 (ema ? array_bytes : 0);
+    const uint64_t bytes = state_bytes + elems * dtype_bytes(spec->publish);
     void *base = NULL;
     int r = new_memory(m->session, bytes, &base, e);
     if (r != SHD_OK)
@@ -75,9 +78,9 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     u->param = base;
     u->acc = frozen ? NULL : u->param + elems;
     u->m = moments > 0 ? u->acc + elems : NULL;
-    u->v = moments == 2 ? u->m + elems : NULL;
-    u->ema = ema ? u->acc + (1 + moments) * elems : NULL;
-    u->publish = u->param + arrays * elems;
+    u->v = moments == 2 ? u->m + moment_bytes / sizeof(float) : NULL;
+    u->ema = ema ? u->param + (state_bytes - array_bytes) / sizeof(float) : NULL;
+    u->publish = (uint8_t *)base + state_bytes;
     u->arrived = m->local->arrived + (uint64_t)unit * spec_returns(spec);
     return runs_new(spec, unit, (struct slice){ 0, elems }, &u->runs, &u->run_count, e);
 }
@@ -173,13 +176,26 @@ static int new_local(struct shd_model *m, struct shd_err *e)
     return SHD_OK;
 }
 
+static int check_device(const struct shd_model *m, struct shd_err *e)
+{
+    const struct kern_ops *ops = m->session->kern->ops;
+    if (!m->spec->int8 || ops->int8)
+        return SHD_OK;
+    return err_set(e, SHD_ENOTSUP,
+                   "model '%s' has moments in 8 bits (optimizer.moments: int8), which %s does not "
+                   "have: give it f32",
+                   m->spec->name, ops->name);
+}
+
 static int local_open(struct shd_model *m, const char *name, uint32_t slots, struct shd_err *e)
 {
     (void)slots;
     if (m->spec == NULL)
         return err_set(e, SHD_ENOENT, "local: holds no model '%.100s': open it with its spec",
                        name);
-    int r = new_local(m, e);
+    int r = check_device(m, e);
+    if (r == SHD_OK)
+        r = new_local(m, e);
     for (uint32_t u = 0; r == SHD_OK && u < m->spec->unit_count; u++) {
         r = open_unit(m, u, e);
         if (r == SHD_OK)
@@ -258,11 +274,11 @@ static int local_blob(struct shd_model *m, uint32_t owner, void *buf, size_t cap
 static int local_get(struct shd_model *m, const struct path_get *get, struct shd_err *e)
 {
     const struct local_unit *u = &m->local->units[get->unit];
-    const struct kern_copy copy = { get->values, local_array(m->spec, u, get->array),
-                                    m->spec->units[get->unit].elems * sizeof(float) };
+    const struct kern_op read = kern_read_of(local_state(m->spec, u, get->array), 0,
+                                             m->spec->units[get->unit].elems, get->values);
     *get->ret_step = m->step;
     *get->ret_updates = u->updates;
-    return kern_run_op(m->session->kern, &(struct kern_op){ KERN_COPY, { .copy = copy } }, e);
+    return kern_run_op(m->session->kern, &read, e);
 }
 
 static uint32_t local_range_units(const struct shd_model *m)
@@ -277,17 +293,14 @@ static int local_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret
     struct shd_model *m = ctx;
     const struct spec_tensor *t = &m->spec->tensors[part->tensor];
     const struct local_unit *u = &m->local->units[t->unit];
-    const float *array = local_array(m->spec, u, part->array);
-    CHECK(array != NULL);
+    const struct kern_array array = local_state(m->spec, u, part->array);
+    CHECK(array.base != NULL);
     uint64_t first = 0;
     const uint64_t elems = ckpt_leaf_elems(t, part->first_leaf, part->leaves, &first);
     const uint64_t head = SHD_BLOCK_ELEMS - first % SHD_BLOCK_ELEMS;
-    const struct kern_hash hash = {
-        .x = array + first,
-        .elems = elems,
-        .head_elems = head < elems ? head : elems,
-        .out = ret_leaves,
-    };
+    struct kern_hash hash = kern_hash_of(array, first, elems);
+    hash.head_elems = head < elems ? head : elems;
+    hash.out = ret_leaves;
     CHECK(kern_hash_leaves(hash.head_elems, elems) == part->leaves);
     const int r = kern_run_op(m->session->kern, &(struct kern_op){ KERN_HASH, { .hash = hash } },
                               e);
@@ -502,6 +515,7 @@ static int update_units(struct shd_model *m, const struct decision *decision, st
             .param = u->param,
             .m = u->m,
             .v = u->v,
+            .int8 = m->spec->int8 && u->m != NULL,
             .grad = u->acc,
             .grad_scale = mean ? (float)count_took(u, model_returns(m)) : decision->scale,
             .publish = u->publish,

@@ -62,9 +62,8 @@ static int copy_unit(struct shd_model *m, const struct path_put *put, uint32_t u
     for (uint32_t a = 0; r == SHD_OK && a < PUTMAP_ARRAYS; a++) {
         if (!has(put, unit, a))
             continue;
-        const struct kern_copy copy = { local_array(m->spec, u, a), *values,
-                                        elems * sizeof(float) };
-        r = kern_run_op(m->session->kern, &(struct kern_op){ KERN_COPY, { .copy = copy } }, e);
+        const struct kern_op write = kern_write_of(local_state(m->spec, u, a), 0, elems, *values);
+        r = kern_run_op(m->session->kern, &write, e);
         *values += elems;
     }
     const struct kern_cast cast = { u->publish, m->spec->publish, u->param, elems };

@@ -47,14 +47,21 @@ static int find_update(struct looking *l, struct shd_err *e)
     return delta_rule_of(m->spec, l->show->tensor, &m->decision, u->updates, &l->rule, e);
 }
 
-static const float *array_of(const struct looking *l, uint32_t array)
+static float *array_of(const struct looking *l, uint32_t array)
 {
-    const float *const arrays[] = { [WIRE_SHOW_PARAM] = l->unit->param,
-                                    [WIRE_SHOW_M] = l->unit->m,
-                                    [WIRE_SHOW_V] = l->unit->v,
-                                    [WIRE_SHOW_GRAD] = l->unit->acc,
-                                    [WIRE_SHOW_EMA] = l->unit->ema };
+    float *const arrays[] = { [WIRE_SHOW_PARAM] = l->unit->param,
+                              [WIRE_SHOW_M] = l->unit->m,
+                              [WIRE_SHOW_V] = l->unit->v,
+                              [WIRE_SHOW_GRAD] = l->unit->acc,
+                              [WIRE_SHOW_EMA] = l->unit->ema };
     return arrays[array];
+}
+
+/* Moments have the same numbers here as in the state. */
+static enum quant array_quant(const struct looking *l, uint32_t array)
+{
+    return array == WIRE_SHOW_M || array == WIRE_SHOW_V ? spec_array_quant(l->m->spec, array)
+                                                        : QUANT_NONE;
 }
 
 static int check_array(const struct looking *l, struct shd_err *e)
@@ -78,8 +85,9 @@ static int copy_piece(struct looking *l, uint32_t array, uint64_t first, uint64_
                       struct shd_err *e)
 {
     float *to = l->values + (l->show->array == WIRE_SHOW_UPDATE ? array * PIECE_ELEMS : 0);
-    const struct kern_copy copy = { to, array_of(l, array) + first, elems * sizeof *to };
-    return kern_run_op(l->m->session->kern, &(struct kern_op){ KERN_COPY, { .copy = copy } }, e);
+    const struct kern_array from = { array_of(l, array), array_quant(l, array) };
+    const struct kern_op read = kern_read_of(from, first, elems, to);
+    return kern_run_op(l->m->session->kern, &read, e);
 }
 
 /* first: element of the unit. */

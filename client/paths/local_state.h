@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/kern.h"
 #include "proto/base/decision.h"
 #include "proto/share/audit.h"
 #include "proto/share/history.h"
@@ -20,7 +21,7 @@ struct parts;
 
 enum arrival { ARRIVED_NOT, ARRIVED_NONE, ARRIVED_GRAD };
 
-struct local_unit { /* arrays are fp32 [elems of the unit] */
+struct local_unit { /* arrays are fp32 [elems of the unit], but for moments in 8 bits */
     void *memory;   /* owned, of the worker's device: all of them */
     uint64_t memory_bytes;
     float *param, *m, *v;  /* v: AdamW only, else NULL; frozen units have param alone */
@@ -45,6 +46,13 @@ static inline float *local_array(const struct spec *spec, const struct local_uni
     if (array == spec_ema_array(spec))
         return u->ema;
     return array < sizeof arrays / sizeof *arrays ? arrays[array] : NULL;
+}
+
+/* The same, in fp32 or not. */
+static inline struct kern_array local_state(const struct spec *spec, const struct local_unit *u,
+                                            uint32_t array)
+{
+    return (struct kern_array){ local_array(spec, u, array), spec_array_quant(spec, array) };
 }
 
 struct local_stopped {        /* training, by a guard */

@@ -328,8 +328,10 @@ static bool tick(struct sim *s)
 
 uint64_t plan_time_bytes(const struct spec *spec)
 {
-    const uint64_t state = sizeof(float) * (1 + spec_arrays(spec)); /* and the sum */
-    return spec->elems * (state + dtype_bytes(spec->publish));
+    const uint32_t wide = spec_arrays(spec) - (spec->int8 ? spec_moments(spec) : 0);
+    const uint64_t state = spec->elems * sizeof(float) * (1 + wide); /* and the sum */
+    const uint64_t int8 = spec->int8 ? spec_moments(spec) * quant_bytes(spec->elems) : 0;
+    return state + int8 + spec->elems * dtype_bytes(spec->publish);
 }
 
 static double far_of(const struct plan_rates *r, uint64_t bytes)

@@ -119,6 +119,7 @@ static struct kern_op update_op(const struct model_unit *mu)
                                  .param = model_array(m, SHARDMAP_PARAM, u),
                                  .m = moments > 0 ? model_array(m, SHARDMAP_M, u) : NULL,
                                  .v = moments > 1 ? model_array(m, SHARDMAP_V, u) : NULL,
+                                 .int8 = m->spec->int8 && moments > 0,
                                  .grad = mu->acc,
                                  .grad_scale = mean ? (float)mu->action.took
                                                     : step_record(m->core)->decision.scale,
@@ -140,10 +141,8 @@ static struct kern_op put_op(const struct model_unit *mu)
 {
     const struct model *m = mu->model;
     const uint32_t array = (uint32_t)__builtin_ctz(mu->put_left);
-    return (struct kern_op){ .kind = KERN_COPY,
-                             .copy = { .to = model_array(m, array, mu->unit),
-                                       .from = put_slice(m, array, mu->unit),
-                                       .bytes = m->map->slice[mu->unit].elems * sizeof(float) } };
+    return kern_write_of(model_state(m, array, mu->unit), 0, m->map->slice[mu->unit].elems,
+                         put_slice(m, array, mu->unit));
 }
 
 static struct kern_op op_of(struct model_unit *mu)

@@ -135,7 +135,7 @@ bool checkpoint_progress(const struct model *m, struct checkpoint_progress *ret_
         .step = c->step,
         .writing = c->opened,
         .bytes_done = c->bytes,
-        .bytes_total = shardmap_kept_elems(m->map) * sizeof(float),
+        .bytes_total = shardmap_value_bytes(m->map),
     };
     return true;
 }
@@ -279,15 +279,13 @@ static int queue_capture(struct checkpoint *c, struct capture *w, struct shd_err
 {
     struct model *m = c->model;
     const struct ckpt_piece *p = &w->piece;
-    const struct kern_copy copy = {
-        .to = w->data,
-        .from = model_array(m, p->array, p->unit) +
-                (p->first_elem - m->map->slice[p->unit].first_elem),
-        .bytes = p->elems * sizeof(float),
-    };
+    struct kern *kern = m->daemon->kern;
+    const struct kern_op read = kern_read_of(model_state(m, p->array, p->unit),
+                                             p->first_elem - m->map->slice[p->unit].first_elem,
+                                             p->elems, w->data);
     w->checkpoint = c;
     task_init(&w->task, m->daemon->tasks, captured);
-    const int r = kern_copy(m->daemon->kern, &copy, &w->task.done, e);
+    const int r = kern->ops->submit(kern, &read, &w->task.done, e);
     if (r != SHD_OK)
         return r;
     w->busy = true;

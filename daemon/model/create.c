@@ -476,7 +476,7 @@ static int fork_now(struct create *c, struct op *op)
     const struct kern_copy copy = {
         .to = c->model->state.base,
         .from = fork_arrays(c->fork), /* parameters and what is kept of them, no gradients' sums */
-        .bytes = shardmap_kept_elems(from->map) * sizeof(float)
+        .bytes = shardmap_kept_bytes(from->map)
     };
     op->reply.type = WIRE_FORKED;
     op->reply.forked = (struct wire_forked){ .step = fork_step(c->fork),

@@ -76,13 +76,11 @@ int digest_begin(struct op *op, const struct digest_part *part)
     uint64_t elems = head + (leaves - 1) * SHD_BLOCK_ELEMS;
     if (elems > part->elems - skip)
         elems = part->elems - skip;
-    const struct kern_hash hash = {
-        .x = model_array(m, req->array, m->spec->tensors[req->tensor].unit) + part->first_elem +
-             skip,
-        .elems = elems,
-        .head_elems = head,
-        .out = w->out,
-    };
+    struct kern_hash hash = kern_hash_of(
+        model_state(m, req->array, m->spec->tensors[req->tensor].unit), part->first_elem + skip,
+        elems);
+    hash.head_elems = head;
+    hash.out = w->out;
     const int r = kern_hash(kern, &hash, &w->task.done, &op->err);
     return r == SHD_OK ? SHD_PENDING : r;
 }

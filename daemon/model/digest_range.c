@@ -114,13 +114,12 @@ static int queue_unit(struct range *w, struct range_unit *u)
     int r = SHD_OK;
     for (uint32_t a = 0; r == SHD_OK && a < u->arrays && u->elems > 0; a++) {
         struct range_copy *copy = &u->copies[a];
-        const struct kern_copy args = { u->values + a * u->elems,
-                                        model_array(m, a, u->unit) +
-                                            (u->first_elem - m->map->slice[u->unit].first_elem),
-                                        u->elems * sizeof(float) };
+        const struct kern_op read = kern_read_of(model_state(m, a, u->unit),
+                                                 u->first_elem - m->map->slice[u->unit].first_elem,
+                                                 u->elems, u->values + a * u->elems);
         copy->range = w;
         task_init(&copy->task, op->daemon->tasks, copied);
-        r = kern_copy(op->daemon->kern, &args, &copy->task.done, &op->err);
+        r = m->kern->ops->submit(m->kern, &read, &copy->task.done, &op->err);
         w->copying += r == SHD_OK;
     }
     return r;

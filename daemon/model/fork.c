@@ -41,7 +41,7 @@ int fork_check(const struct model *from, const struct model *to, struct shd_err 
     const struct shardmap *a = from->map, *b = to->map;
     if (a->owner == b->owner && a->owners == b->owners && a->units == b->units &&
         a->elems == b->elems && a->arrays == b->arrays && a->moment_elems == b->moment_elems &&
-        a->train_elems == b->train_elems)
+        a->moment_words == b->moment_words && a->train_elems == b->train_elems)
         return SHD_OK;
     return err_set(e, SHD_ESPEC, "model '%s' is not laid out as '%s' is", to->ledger->head->name,
                    from->ledger->head->name);

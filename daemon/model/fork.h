@@ -32,7 +32,7 @@ int fork_may_begin(const struct model *from, uint64_t step, struct shd_err *e);
 int fork_take(struct model *from, struct model *to, const struct fork_ask *ask,
               struct fork **ret_fork, struct shd_err *e);
 
-/* [shardmap_kept_elems()] of `from`: parameters and what is kept of them. They stay until
+/* [shardmap_kept_bytes()] of `from`: parameters and what is kept of them. They stay until
  * fork_copied(): what was queued to read them is done, or nothing was queued. */
 const void *fork_arrays(const struct fork *f);
 void fork_copied(struct fork *f);

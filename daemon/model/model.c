@@ -265,6 +265,16 @@ int model_start_at(struct model *m, const struct ledger_start *start, struct shd
     return r == SHD_OK ? model_core_anew(m, e) : r;
 }
 
+static int check_device(const struct spec *spec, const struct kern *kern, struct shd_err *e)
+{
+    if (!spec->int8 || kern->ops->int8)
+        return SHD_OK;
+    return err_set(e, SHD_ENOTSUP,
+                   "model '%s' has moments in 8 bits (optimizer.moments: int8), which owners on "
+                   "%s do not have: give it f32 there, or owners in host memory",
+                   spec->name, kern->ops->name);
+}
+
 int model_plan(struct spec *spec, const struct model_home *home, struct model **ret_model,
                struct shd_err *e)
 {
@@ -288,7 +298,9 @@ int model_plan(struct spec *spec, const struct model_home *home, struct model **
     m->backlog_last = &m->backlog_first;
     m->kept.spare_fd = -1;
     const struct quota_maker maker = { home->maker.known, home->maker.uid, home->maker.gid };
-    int r = quota_begin(home->quota, &maker, spec->name, &m->kept.quota, e);
+    int r = check_device(spec, home->kern, e);
+    if (r == SHD_OK)
+        r = quota_begin(home->quota, &maker, spec->name, &m->kept.quota, e);
     if (r == SHD_OK)
         r = memory_init(m, e);
     if (r == SHD_OK)
@@ -375,6 +387,11 @@ void model_free(struct model *m)
 float *model_array(const struct model *m, uint32_t array, uint32_t unit)
 {
     return (float *)m->state.base + shardmap_array_elem(m->map, array, unit);
+}
+
+struct kern_array model_state(const struct model *m, uint32_t array, uint32_t unit)
+{
+    return (struct kern_array){ model_array(m, array, unit), spec_array_quant(m->spec, array) };
 }
 
 static struct hypers_set *find_hypers(struct model_hypers *h, const struct step_action *a)

@@ -201,6 +201,9 @@ struct model *model_find(struct daemon *d, const char *name); /* "": the only on
 /* First float of an array (enum shardmap_array) of a unit's slice in the state segment: the
  * device's memory, for its operations. So is the published copy. */
 float *model_array(const struct model *m, uint32_t array, uint32_t unit);
+
+/* The same of one whose moments may be in 8 bits: for kern_read_of() and its like. */
+struct kern_array model_state(const struct model *m, uint32_t array, uint32_t unit);
 uint8_t *model_published(const struct model *m, uint32_t unit);
 
 /* Hyperparameters [groups] of an APPLY that changes values, by the decision of its step and the

@@ -90,8 +90,19 @@ static struct part *part_of(struct paging *g, uint32_t unit, int kind)
     return &g->parts[(uint64_t)unit * PARTS + (unsigned)kind];
 }
 
+struct range { /* of the segment */
+    uint64_t at, bytes;
+};
+
+static struct range range_of(const struct model *m, uint32_t array, uint32_t unit)
+{
+    return (struct range){ shardmap_array_elem(m->map, array, unit) * sizeof(float),
+                           shardmap_array_bytes(m->map, array, unit) };
+}
+
 /* Where a part lies in the segment, a range of the unit's slice in each array. */
-static uint32_t ranges_of(const struct model *m, uint32_t unit, int kind, uint64_t at[RANGES_MAX])
+static uint32_t ranges_of(const struct model *m, uint32_t unit, int kind,
+                          struct range ret[RANGES_MAX])
 {
     const struct spec *spec = m->spec;
     uint32_t count = 0;
@@ -100,20 +111,25 @@ static uint32_t ranges_of(const struct model *m, uint32_t unit, int kind, uint64
     if (kind == PART_SUM && spec->units[unit].frozen)
         return 0;
     if (kind == PART_SUM) {
-        at[count++] = shardmap_array_elem(m->map, SHARDMAP_ACC, unit) * sizeof(float);
+        ret[count++] = range_of(m, SHARDMAP_ACC, unit);
         return count;
     }
-    at[count++] = shardmap_array_elem(m->map, SHARDMAP_PARAM, unit) * sizeof(float);
+    ret[count++] = range_of(m, SHARDMAP_PARAM, unit);
     for (uint32_t moment = 0; moment < spec_unit_moments(spec, unit); moment++)
-        at[count++] = shardmap_array_elem(m->map, SHARDMAP_M + moment, unit) * sizeof(float);
+        ret[count++] = range_of(m, SHARDMAP_M + moment, unit);
     if (spec_unit_ema(spec, unit))
-        at[count++] = shardmap_array_elem(m->map, spec_ema_array(spec), unit) * sizeof(float);
+        ret[count++] = range_of(m, spec_ema_array(spec), unit);
     return count;
 }
 
-static uint64_t slice_bytes(const struct model *m, uint32_t unit)
+static uint64_t part_bytes(const struct model *m, uint32_t unit, int kind)
 {
-    return m->map->slice[unit].elems * sizeof(float);
+    struct range ranges[RANGES_MAX];
+    uint64_t bytes = 0;
+    const uint32_t count = ranges_of(m, unit, kind, ranges);
+    for (uint32_t i = 0; i < count; i++)
+        bytes += ranges[i].bytes;
+    return bytes;
 }
 
 static void gone(struct task *task)
@@ -130,8 +146,8 @@ static void give_up(struct paging *g, struct part *p)
     struct model *m = g->model;
     const uint64_t index = (uint64_t)(p - g->parts);
     const uint32_t unit = (uint32_t)(index / PARTS);
-    uint64_t at[RANGES_MAX];
-    const uint32_t count = ranges_of(m, unit, (int)(index % PARTS), at);
+    struct range ranges[RANGES_MAX];
+    const uint32_t count = ranges_of(m, unit, (int)(index % PARTS), ranges);
     take_out(p);
     p->in = false;
     p->going = true;
@@ -140,7 +156,7 @@ static void give_up(struct paging *g, struct part *p)
     g->going++;
     task_init(&p->task, m->daemon->tasks, gone);
     for (uint32_t i = 0; i < count; i++)
-        pager_behind(pager_of(g), &m->state, at[i], slice_bytes(m, unit),
+        pager_behind(pager_of(g), &m->state, ranges[i].at, ranges[i].bytes,
                      i + 1 == count ? &p->task.done : NULL);
 }
 
@@ -158,14 +174,14 @@ static void trim(struct paging *g, struct list *l, uint64_t bytes)
 static void bring(struct paging *g, uint32_t unit, int kind)
 {
     struct part *p = part_of(g, unit, kind);
-    uint64_t at[RANGES_MAX];
-    const uint32_t count = ranges_of(g->model, unit, kind, at);
+    struct range ranges[RANGES_MAX];
+    const uint32_t count = ranges_of(g->model, unit, kind, ranges);
     if (p->in)
         return;
     p->in = true;
     g->in_bytes += p->bytes;
     for (uint32_t i = 0; i < count; i++)
-        pager_ahead(pager_of(g), &g->model->state, at[i], slice_bytes(g->model, unit));
+        pager_ahead(pager_of(g), &g->model->state, ranges[i].at, ranges[i].bytes);
 }
 
 static uint64_t missing_bytes(struct paging *g, uint32_t unit, bool all)
@@ -257,7 +273,6 @@ void paging_passed(struct model *m, uint64_t bytes)
 int paging_new(struct model *m, struct shd_err *e)
 {
     const uint64_t parts = (uint64_t)m->map->units * PARTS;
-    uint64_t at[RANGES_MAX];
     if (!m->state.file)
         return SHD_OK;
     struct paging *g = sys_calloc(1, sizeof *g + parts * sizeof *g->parts);
@@ -268,7 +283,7 @@ int paging_new(struct model *m, struct shd_err *e)
     for (uint64_t i = 0; i < parts; i++) {
         const uint32_t unit = (uint32_t)(i / PARTS);
         g->parts[i].paging = g;
-        g->parts[i].bytes = ranges_of(m, unit, (int)(i % PARTS), at) * slice_bytes(m, unit);
+        g->parts[i].bytes = part_bytes(m, unit, (int)(i % PARTS));
     }
     m->kept.paging = g;
     return SHD_OK;

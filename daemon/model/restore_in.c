@@ -185,15 +185,12 @@ static int copy_to_state(struct model *m, const struct ckpt_piece *piece, uint32
                          const float *x, struct shd_err *e)
 {
     const uint64_t at = piece->first_elem - m->map->slice[piece->unit].first_elem;
-    const struct kern_copy copy = {
-        .to = model_array(m, array, piece->unit) + at,
-        .from = x,
-        .bytes = piece->elems * sizeof *x,
-    };
+    const struct kern_op write = kern_write_of(model_state(m, array, piece->unit), at, piece->elems,
+                                               x);
     struct kern_waiter w;
     int r;
     kern_waiter_init(&w);
-    while ((r = kern_copy(m->kern, &copy, &w.done, e)) == SHD_EBUSY)
+    while ((r = m->kern->ops->submit(m->kern, &write, &w.done, e)) == SHD_EBUSY)
         usleep(RETRY_US); /* the queue is full of others' work */
     if (r == SHD_OK && (r = kern_wait(&w)) != SHD_OK)
         kern_explain(m->kern, r, e, "copying the state");

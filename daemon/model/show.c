@@ -208,12 +208,12 @@ static int queue_piece(struct show *show, struct shd_err *e)
     int r = check_unmoved(show, e);
     for (uint32_t a = 0; r == SHD_OK && a < show->arrays; a++) {
         struct show_copy *copy = &show->copies[a];
-        const struct kern_copy args = { show->values + a * show->piece_max,
-                                        model_array(m, first + a, unit) + at,
-                                        show->piece_elems * sizeof(float) };
+        const struct kern_op op = kern_read_of(model_state(m, first + a, unit), at,
+                                               show->piece_elems,
+                                               show->values + a * show->piece_max);
         copy->show = show;
         task_init(&copy->task, m->daemon->tasks, copied);
-        r = kern_copy(m->kern, &args, &copy->task.done, e);
+        r = m->kern->ops->submit(m->kern, &op, &copy->task.done, e);
         show->copying += r == SHD_OK;
     }
     if (show->copying == 0)

@@ -117,7 +117,7 @@ static uint64_t state_at(const struct model *m)
 
 uint64_t snapshot_state_bytes(const struct model *m)
 {
-    return shardmap_kept_elems(m->map) * sizeof(float);
+    return shardmap_kept_bytes(m->map);
 }
 
 static uint64_t all_bytes(const struct model *m)

@@ -81,11 +81,11 @@ static int copy(struct stage *stage, struct op *op)
     const uint64_t bytes = slice_bytes(op);
     if (bytes == 0)
         return answer(stage, op);
-    const struct kern_copy copy = { .to = stage->segment.base,
-                                    .from = model_array(m, req->array, req->unit),
-                                    .bytes = bytes };
+    struct kern *kern = stage->daemon->kern;
+    const struct kern_op read = kern_read_of(model_state(m, req->array, req->unit), 0,
+                                             bytes / sizeof(float), stage->segment.base);
     task_init(&stage->task, stage->daemon->tasks, copied);
-    const int r = kern_copy(stage->daemon->kern, &copy, &stage->task.done, &op->err);
+    const int r = kern->ops->submit(kern, &read, &stage->task.done, &op->err);
     if (r == SHD_EBUSY)
         op->reply.retry_ms = OPS_RETRY_MS; /* the device's queue is full of others' work */
     if (r != SHD_OK)

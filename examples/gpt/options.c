@@ -31,7 +31,7 @@ static const struct options defaults = {
     .batch = 8,
     .micro_batches = 4,
     .steps = 500,
-    .optimizer = "adamw",
+    .optimizer = { "adamw", "fp32" },
     .lr = NAN,
     .min_lr = NAN,
     .warmup = UNSET,
@@ -76,7 +76,11 @@ static const struct flag table[] = {
       &parsed.micro_batches, 1, 4096 },
     { "steps", 0, FLAG_U64, "N", "train until the model has had this many updates (500)",
       &parsed.steps, 1, INTEGER_MAX },
-    { "optimizer", 0, FLAG_STRING, "NAME", "adamw, sgd or lion (adamw)", &parsed.optimizer, 0, 0 },
+    { "optimizer", 0, FLAG_STRING, "NAME", "adamw, sgd or lion (adamw)", &parsed.optimizer.kind, 0,
+      0 },
+    { "moments", 0, FLAG_STRING, "TYPE",
+      "of the optimizer: fp32, or int8, which is a quarter of the memory (fp32)",
+      &parsed.optimizer.moments, 0, 0 },
     { "lr", 0, FLAG_REAL, "X", "peak learning rate (default 0.005 adamw, 0.1 sgd, 0.0003 lion)",
       &parsed.lr, 0, 100 },
     { "min-lr", 0, FLAG_REAL, "X", "learning rate at the end (default a tenth of --lr)",
@@ -279,7 +283,7 @@ static void options_derive(struct options *o, uint64_t local_world)
     if (o->data.count == 0)
         o->data.items[o->data.count++] = DATA_DEFAULT_PATH;
     if (isnan(o->lr))
-        o->lr = optimizer_lr(o->optimizer);
+        o->lr = optimizer_lr(o->optimizer.kind);
     if (isnan(o->min_lr))
         o->min_lr = o->lr / 10;
     if (o->warmup == UNSET)
@@ -295,7 +299,18 @@ static void options_derive(struct options *o, uint64_t local_world)
 /* -- What the options mean together ------------------------------------------------------------ */
 
 /* The options that take one of a few words; `words` in the order of what they stand for. */
-enum { OPTIMIZER, STRATEGY, PREFETCH, PATH, PRECISION, GRAD_PRECISION, BF16_GEMM, MATH, CHOICES };
+enum {
+    OPTIMIZER,
+    MOMENTS,
+    STRATEGY,
+    PREFETCH,
+    PATH,
+    PRECISION,
+    GRAD_PRECISION,
+    BF16_GEMM,
+    MATH,
+    CHOICES
+};
 enum { BF16_AUTO, BF16_NATIVE, BF16_EMULATED };
 static_assert(SHD_ZERO3 == 0 && SHD_DDP == 3 && SHD_PREFETCH_NONE == 2 && SHD_PATH_NCCL == 3,
               "as in the table");
@@ -306,7 +321,8 @@ static const struct {
     const char *option, *words, *known;
     size_t at; /* of the member */
 } choices[CHOICES] = {
-    [OPTIMIZER] = { "optimizer", "adamw sgd lion", "adamw, sgd or lion", AT(optimizer) },
+    [OPTIMIZER] = { "optimizer", "adamw sgd lion", "adamw, sgd or lion", AT(optimizer.kind) },
+    [MOMENTS] = { "moments", "fp32 int8", "fp32 or int8", AT(optimizer.moments) },
     [STRATEGY] = { "strategy", "zero3 zero2 zero1 ddp", "ddp, zero1, zero2 or zero3",
                    AT(strategy) },
     [PREFETCH] = { "prefetch", "pre post none", "pre, post or none", AT(prefetch) },

@@ -18,7 +18,9 @@ struct options {
     uint64_t micro_batches; /* of a step, over all workers */
     uint64_t verify_every;  /* elastic: of so many steps one is verified; 0: none */
     uint64_t steps;
-    const char *optimizer;
+    struct options_optimizer {
+        const char *kind, *moments;
+    } optimizer;
     double lr, min_lr, weight_decay, clip, ema;
     uint64_t warmup;
     uint64_t seed;

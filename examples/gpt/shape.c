@@ -353,14 +353,16 @@ int gpt_layout_load(const struct gpt_shape *shape, const shd_model *m,
 
 /* -- Spec ------------------------------------------------------------------------------------ */
 
-static json_t *spec_optimizer(const char *kind)
+static json_t *spec_optimizer(const struct gpt_spec *spec)
 {
+    const char *kind = spec->optimizer, *moments = spec->int8 ? "int8" : "f32";
     if (strcmp(kind, "sgd") == 0)
-        return json_pack("{s:s, s:f}", "kind", kind, "momentum", 0.9);
+        return json_pack("{s:s, s:f, s:s}", "kind", kind, "momentum", 0.9, "moments", moments);
     if (strcmp(kind, "lion") == 0)
-        return json_pack("{s:s, s:f, s:f}", "kind", kind, "beta1", 0.9, "beta2", 0.99);
-    return json_pack("{s:s, s:f, s:f, s:f}", "kind", kind, "beta1", 0.9, "beta2", 0.95, "eps",
-                     1e-8);
+        return json_pack("{s:s, s:f, s:f, s:s}", "kind", kind, "beta1", 0.9, "beta2", 0.99,
+                         "moments", moments);
+    return json_pack("{s:s, s:f, s:f, s:f, s:s}", "kind", kind, "beta1", 0.9, "beta2", 0.95, "eps",
+                     1e-8, "moments", moments);
 }
 
 static json_t *spec_init(const struct gpt_tensor *t)
@@ -437,8 +439,8 @@ char *gpt_spec_json(const struct gpt_shape *shape, const struct gpt_spec *spec)
         "{s:s, s:I, s:I, s:s, s:s, s:o, s:[{s:s, s:f}, {s:s, s:f}], s:o}", "name", "gpt", "seed",
         (json_int_t)spec->seed, "micro_batches", (json_int_t)spec->micro_batches, "publish",
         spec_dtype(spec->publish), "grad_dtype", spec_dtype(spec->grad_dtype), "optimizer",
-        spec_optimizer(spec->optimizer), "groups", "name", "decay", "weight_decay",
-        spec->weight_decay, "name", "plain", "weight_decay", 0.0, "units", spec_units(shape));
+        spec_optimizer(spec), "groups", "name", "decay", "weight_decay", spec->weight_decay, "name",
+        "plain", "weight_decay", 0.0, "units", spec_units(shape));
     if (root == NULL)
         return NULL;
     if ((spec->accumulate > 1 &&

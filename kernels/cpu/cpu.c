@@ -52,6 +52,7 @@ static int cast_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_ra
 struct trail_arrays {
     float *array[TRAIL_ARRAYS_MAX];
     uint32_t count;
+    bool int8; /* all but the first are in 8 bits */
 };
 
 static uint64_t chunk_index(const struct kern_trail *t, uint64_t elem)
@@ -85,7 +86,8 @@ static void trail_begin(struct trail_record *rec, const struct kern_trail *t,
     rec->first_elem = chunk.first;
     rec->array_count = arrays->count;
     for (uint32_t i = 0; i < arrays->count; i++)
-        rec->offset_bytes[i] = (uintptr_t)arrays->array[i] - (uintptr_t)t->base;
+        rec->offset_bytes[i] = ((uintptr_t)arrays->array[i] - (uintptr_t)t->base) |
+                               (arrays->int8 && i > 0 ? TRAIL_INT8 : 0);
     trail_mark(rec, chunk.first + done, 0);
     atomic_store_explicit(&rec->op, t->op, memory_order_relaxed);
     atomic_signal_fence(memory_order_seq_cst);
@@ -131,7 +133,7 @@ static int accumulate_chunk(const struct kern_accumulate *a, struct cpu_thread *
         rest.sum = NULL;
     if (done < r.count) {
         if (rec != NULL)
-            trail_begin(rec, &a->trail, r, done, &(struct trail_arrays){ { a->acc }, 1 });
+            trail_begin(rec, &a->trail, r, done, &(struct trail_arrays){ { a->acc }, 1, false });
         accumulate_some(&rest, t, (struct cpu_range){ r.first + done, r.count - done }, rec);
         trail_end(rec, &a->trail, r);
     }
@@ -160,7 +162,10 @@ static void update_some(const struct kern_update *a, struct cpu_thread *t, struc
 {
     struct timed *timed = &t->kern->timed;
     const struct timed_range some = timed_update(timed, a, t->index == 0, r.count);
-    some.isa->update(a, r, rec);
+    if (a->int8)
+        some.isa->update_int8(a, r, rec);
+    else
+        some.isa->update(a, r, rec);
     timed_end(timed, &some);
 }
 
@@ -193,9 +198,12 @@ static int update_chunk(const struct kern_update *a, struct cpu_thread *t, struc
         t->change.whole = false;
     if (status != SHD_OK || done == r.count)
         return status;
+    if (a->int8 && done % QUANT_BLOCK_ELEMS != 0)
+        return SHD_ESEGMENT;
     struct trail_record *rec = &a->trail.area->records[t->index];
     const struct trail_arrays arrays = { { a->param, a->m, a->v },
-                                         1 + spec_optimizer_rows[a->kind].moments };
+                                         1 + spec_optimizer_rows[a->kind].moments,
+                                         a->int8 };
     trail_begin(rec, &a->trail, r, done, &arrays);
     if (a->change != NULL && done == 0)
         update_measured(a, t, r, rec);
@@ -217,7 +225,7 @@ static int ema_chunk(const struct kern_update *a, struct cpu_thread *t, struct c
     if (done % TRAIL_GROUP_ELEMS != 0)
         return SHD_ESEGMENT;
     struct trail_record *rec = &trail.area->records[t->index];
-    trail_begin(rec, &trail, r, done, &(struct trail_arrays){ { a->ema.average }, 1 });
+    trail_begin(rec, &trail, r, done, &(struct trail_arrays){ { a->ema.average }, 1, false });
     widest(t)->ema(a, (struct cpu_range){ r.first + done, r.count - done }, rec);
     trail_end(rec, &trail, r);
     return SHD_OK;
@@ -248,12 +256,31 @@ static int update_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_
 static int hash_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range leaves)
 {
     const struct kern_hash *a = &op->work.op.hash;
+    float decoded[SHD_BLOCK_ELEMS];
     for (uint64_t leaf = leaves.first; leaf < leaves.first + leaves.count; leaf++) {
         const uint64_t first = hash_leaf_first(a, leaf), end = hash_leaf_first(a, leaf + 1);
-        CHECK(first < end);
-        if (!ckpt_hash(t->hasher, a->x + first, end - first, a->out[leaf]))
+        const float *x = a->x != NULL ? a->x + first : decoded;
+        CHECK(first < end && end - first <= SHD_BLOCK_ELEMS);
+        if (x == decoded) {
+            const struct kern_dequantize part = { decoded, a->of, a->first_elem + first,
+                                                  end - first };
+            widest(t)->dequantize(&part, (struct cpu_range){ 0, end - first });
+        }
+        if (!ckpt_hash(t->hasher, x, end - first, a->out[leaf]))
             return SHD_EINTERNAL;
     }
+    return SHD_OK;
+}
+
+static int quantize_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+{
+    widest(t)->quantize(&op->work.op.quantize, r);
+    return SHD_OK;
+}
+
+static int dequantize_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+{
+    widest(t)->dequantize(&op->work.op.dequantize, r);
     return SHD_OK;
 }
 
@@ -277,12 +304,14 @@ static const struct cpu_kind {
     [KERN_UPDATE] = { update_run, CHUNK_ELEMS, HERE_ELEMS },
     [KERN_HASH] = { hash_run, CHUNK_LEAVES, 0 },
     [KERN_COPY] = { copy_run, CHUNK_ELEMS * sizeof(float), 0 },
+    [KERN_QUANTIZE] = { quantize_run, CHUNK_ELEMS, 0 },
+    [KERN_DEQUANTIZE] = { dequantize_run, CHUNK_ELEMS, 0 },
 };
 
 static int cpu_op_init(struct cpu_op *queued, const struct kern_op *op, struct kern_done *done,
                        struct shd_err *e)
 {
-    static const struct work_rules rules = { .chunk_words = true };
+    static const struct work_rules rules = { .chunk_words = true, .int8 = true };
     const int r = work_init(&queued->work, op, &rules, done, e);
     if (r != SHD_OK)
         return r;
@@ -428,6 +457,7 @@ static void cpu_free(struct kern *kern)
 
 /* A device's own has its instruction set's name. */
 static const struct kern_ops cpu_ops = {
+    .int8 = true,
     .submit = cpu_submit,
     .run_here = cpu_run_here,
     .segment_new = cpu_segment_new,

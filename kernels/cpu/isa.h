@@ -40,7 +40,10 @@ struct cpu_isa {
     void (*sumsq)(const struct kern_sumsq *a, struct cpu_range r, struct kern_sum *part);
     void (*change)(const float *old, const float *new, struct kern_change *part);
     void (*update)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
+    void (*update_int8)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
     void (*ema)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
+    void (*quantize)(const struct kern_quantize *a, struct cpu_range r); /* whole blocks */
+    void (*dequantize)(const struct kern_dequantize *a, struct cpu_range r);
     void (*widen)(const struct kern_widen *a);
 };
 

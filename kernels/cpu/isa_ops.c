@@ -7,6 +7,7 @@
 #include "kernels/cpu/op_cast.h"
 #include "kernels/cpu/op_ema.h"
 #include "kernels/cpu/op_fill.h"
+#include "kernels/cpu/op_quant.h"
 #include "kernels/cpu/op_sum.h"
 #include "kernels/cpu/op_update.h"
 #include "kernels/cpu/op_widen.h"
@@ -20,6 +21,9 @@ const struct cpu_isa KERN_ISA = {
     .sumsq = sumsq_range,
     .change = change_block,
     .update = update_range,
+    .update_int8 = quant_update_range,
     .ema = ema_range,
+    .quantize = quantize_range,
+    .dequantize = dequantize_range,
     .widen = widen_all,
 };

@@ -43,14 +43,15 @@ void timed_turn(struct timed *t, struct timed_range *r)
     r->start_ns = clock_now_ns();
 }
 
-/* As people call it: "adamw bf16" for an update that publishes so, "accumulate f32 first sum". */
+/* As people call it: "adamw bf16" for an update that publishes so, "adamw int8 bf16", "accumulate
+ * f32 first sum". */
 static void name_work(uint32_t work, char name[KERN_CHOICE_NAME_BYTES])
 {
     if (work < TIMED_UPDATES) {
         const struct spec_optimizer_row *row =
-            &spec_optimizer_rows[SPEC_ADAMW + work / TIMED_DTYPES];
-        snprintf(name, KERN_CHOICE_NAME_BYTES, "%s%s %s", row->kind,
-                 row->in_torch_order ? " torch" : "",
+            &spec_optimizer_rows[SPEC_ADAMW + work % TIMED_KINDS / TIMED_DTYPES];
+        snprintf(name, KERN_CHOICE_NAME_BYTES, "%s%s%s %s", row->kind,
+                 row->in_torch_order ? " torch" : "", work < TIMED_KINDS ? "" : " int8",
                  dtype_name((enum shd_dtype)(SHD_F32 + work % TIMED_DTYPES)));
         return;
     }

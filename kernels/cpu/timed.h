@@ -17,10 +17,13 @@
 #include "kernels/cpu/choice.h"
 #include "kernels/cpu/isa.h"
 
-/* Kinds of work: updates by optimizer and published dtype; accumulates by dtype, first, sum. What
- * is seldom done (fill, cast, sums alone) is not timed. */
-#define TIMED_DTYPES  3u
-#define TIMED_UPDATES ((uint32_t)SPEC_MEAN * TIMED_DTYPES)
+/* Kinds of work: updates by optimizer, published dtype and bits of moments; accumulates by dtype,
+ * first, sum. What is seldom done (fill, cast, sums alone) is not timed. */
+#define TIMED_DTYPES 3u
+#define TIMED_KINDS                                                              \
+    ((uint32_t)SPEC_MEAN * TIMED_DTYPES) /* with moments in fp32; then in 8 bits \
+                                          */
+#define TIMED_UPDATES (2 * TIMED_KINDS)
 #define TIMED_WORKS   (TIMED_UPDATES + TIMED_DTYPES * 4u)
 
 struct timed {
@@ -69,7 +72,8 @@ static inline struct timed_range timed_update(struct timed *t, const struct kern
                                               bool leader, uint64_t elems)
 {
     const uint32_t kind = (uint32_t)a->kind - SPEC_ADAMW;
-    return timed_begin(t, kind * TIMED_DTYPES + timed_dtype(a->publish_dtype), leader, elems);
+    const uint32_t work = kind * TIMED_DTYPES + timed_dtype(a->publish_dtype);
+    return timed_begin(t, a->int8 ? TIMED_KINDS + work : work, leader, elems);
 }
 
 static inline struct timed_range timed_accumulate(struct timed *t, const struct kern_accumulate *a,

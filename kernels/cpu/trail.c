@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "proto/base/check.h"
+#include "proto/spec/layout.h"
 
 /* A record's numbers, read once: they may be anything. */
 struct found {
@@ -48,6 +49,12 @@ static int check_elems(const struct found *f, uint32_t index, struct shd_err *e)
     return SHD_OK;
 }
 
+/* The end of what is kept of an array in 8 bits, from its element 0. */
+static uint64_t int8_end(const struct found *f)
+{
+    return f->n > 0 ? quant_bytes(layout_align(f->elem + f->n, QUANT_TILE_ELEMS)) : 0;
+}
+
 static int check_record(const struct found *f, uint32_t index, uint64_t bytes, uint64_t count,
                         struct shd_err *e)
 {
@@ -66,9 +73,15 @@ static int check_record(const struct found *f, uint32_t index, uint64_t bytes, u
     const int r = check_elems(f, index, e);
     if (r != SHD_OK)
         return r;
-    const uint64_t end_bytes = (f->elem + f->n) * sizeof(float);
     for (uint64_t i = 0; i < f->array_count; i++) {
-        const uint64_t offset = f->offset_bytes[i];
+        const uint64_t offset = f->offset_bytes[i] & ~TRAIL_INT8;
+        const bool int8 = (f->offset_bytes[i] & TRAIL_INT8) != 0;
+        const uint64_t end_bytes = int8 ? int8_end(f) : (f->elem + f->n) * sizeof(float);
+        if (int8 && f->elem % QUANT_BLOCK_ELEMS != 0)
+            return err_set(e, SHD_ESEGMENT,
+                           "trail record %" PRIu32 ": element %" PRIu64
+                           " begins no block, and array %" PRIu64 " is in 8 bits",
+                           index, f->elem, i);
         if (offset % sizeof(float) != 0 || offset > bytes || end_bytes > bytes - offset)
             return err_set(e, SHD_ESEGMENT,
                            "trail record %" PRIu32 ": array %" PRIu64 " at byte %" PRIu64
@@ -78,13 +91,27 @@ static int check_record(const struct found *f, uint32_t index, uint64_t bytes, u
     return SHD_OK;
 }
 
+static void array_repair(const struct found *f, uint64_t array, const float *old, uint8_t *base)
+{
+    uint8_t *to = base + (f->offset_bytes[array] & ~TRAIL_INT8);
+    if ((f->offset_bytes[array] & TRAIL_INT8) == 0) {
+        memcpy(to + f->elem * sizeof *old, old, f->n * sizeof *old);
+        return;
+    }
+    if (f->n == 0)
+        return;
+    const struct quant_block block = quant_block_at(to, f->elem);
+    memcpy(block.codes, old, QUANT_BLOCK_ELEMS);
+    *block.scale = old[QUANT_BLOCK_ELEMS / sizeof *old];
+}
+
 /* Undo the group, then say how far the chunk got, then forget the record: killed at any point,
  * the same again does no harm. */
 static void record_repair(struct trail_record *rec, uint8_t *base, _Atomic uint64_t *chunks)
 {
     const struct found f = record_read(rec);
     for (uint64_t i = 0; i < f.array_count; i++)
-        memcpy(base + f.offset_bytes[i] + f.elem * sizeof(float), rec->old[i], f.n * sizeof(float));
+        array_repair(&f, i, rec->old[i], base);
     atomic_store_explicit(&chunks[f.chunk], f.op << TRAIL_COUNT_BITS | (f.elem - f.first_elem),
                           memory_order_release);
     atomic_store_explicit(&rec->op, 0, memory_order_release);

@@ -23,13 +23,18 @@
 #define TRAIL_GROUP_MAX   64u /* what a record has room for */
 #define TRAIL_COUNT_BITS  17  /* of a chunk word: elements done; the rest is the op */
 
+/* Of an array in 8 bits (proto/spec/optimizer.h) the block that [elem, elem + n) begins is kept whole,
+ * codes, then their scale. Builds that know none refuse such an offset. */
+#define TRAIL_INT8 UINT64_C(1)
+
 struct trail_record {
     _Alignas(128) _Atomic uint64_t op; /* 0: void, the rest means nothing */
     _Atomic uint64_t pos;              /* elem << 8 | n: [elem, elem + n) are being changed, */
     uint64_t chunk;                    /* before elem all is done; index into chunk words */
     uint64_t first_elem;               /* of the chunk, within the slice */
     uint64_t array_count;
-    uint64_t offset_bytes[TRAIL_ARRAYS_MAX]; /* from base, of element 0 of the slice */
+    uint64_t offset_bytes[TRAIL_ARRAYS_MAX]; /* from base, of element 0 of the slice; */
+                                             /* | TRAIL_INT8: in 8 bits */
     float old[TRAIL_ARRAYS_MAX][TRAIL_GROUP_MAX];
 };
 

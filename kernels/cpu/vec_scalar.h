@@ -3,6 +3,8 @@
 #ifndef SHD_KERNELS_CPU_VEC_SCALAR_H
 #define SHD_KERNELS_CPU_VEC_SCALAR_H
 
+#include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -66,6 +68,18 @@ KERN_FN void half_stream_pair(uint16_t *p, half x, half y)
 {
     p[0] = (uint16_t)x;
     p[1] = (uint16_t)y;
+}
+
+/* Codes of 8 bits as numbers; and rounded to the nearest, even in the middle: they have room. */
+KERN_FN vec codes_load(const uint8_t *p, bool sign)
+{
+    return sign ? (float)(int8_t)*p : (float)*p;
+}
+
+KERN_FN void codes_store(uint8_t *p, vec x, bool sign)
+{
+    (void)sign;
+    *p = (uint8_t)_mm_cvtss_si32(_mm_set_ss(x));
 }
 
 /* SUM_LANES running sums in fp64. */

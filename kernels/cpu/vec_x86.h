@@ -4,6 +4,7 @@
 #define SHD_KERNELS_CPU_VEC_X86_H
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -16,6 +17,7 @@
 typedef __m512 vec;
 typedef __m256i half;
 typedef __m512d vec_f64;
+typedef __m512i vec_u32;
 #define MM(name)      _mm512_##name
 #define MM_HALF(name) _mm256_##name##_si256
 #else
@@ -23,6 +25,7 @@ typedef __m512d vec_f64;
 typedef __m256 vec;
 typedef __m128i half;
 typedef __m256d vec_f64;
+typedef __m256i vec_u32;
 #define MM(name)      _mm256_##name
 #define MM_HALF(name) _mm_##name##_si128
 #endif
@@ -82,6 +85,21 @@ KERN_FN vec vec_fms(vec a, vec b, vec c)
     return MM(fmsub_ps)(a, b, c);
 }
 
+KERN_FN vec vec_abs(vec a)
+{
+    return MM(andnot_ps)(MM(set1_ps)(-0.0f), a);
+}
+
+KERN_FN vec vec_with_sign(vec a, vec b)
+{
+    return MM(or_ps)(a, MM(and_ps)(MM(set1_ps)(-0.0f), b));
+}
+
+KERN_FN vec_u32 bits_max(vec_u32 a, vec_u32 b)
+{
+    return MM(max_epu32)(a, b);
+}
+
 KERN_FN half half_load(const uint16_t *p)
 {
     return MM_HALF(loadu)((const half *)(const void *)p);
@@ -131,6 +149,66 @@ KERN_FN vec vec_sign_times(vec x, vec by)
     const __mmask16 below = _mm512_cmp_ps_mask(x, zero, _CMP_LT_OQ);
     const vec minus_by = _mm512_xor_ps(by, _mm512_set1_ps(-0.0f));
     return _mm512_mask_mov_ps(_mm512_maskz_mov_ps(above, by), below, minus_by);
+}
+
+KERN_FN __mmask16 vec_nonzero(vec a)
+{
+    return _mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+}
+
+KERN_FN vec vec_fma_where(vec a, vec b, vec c)
+{
+    return _mm512_maskz_fmadd_ps(vec_nonzero(a), a, b, c);
+}
+
+KERN_FN vec vec_least_where(vec a, vec c, float least)
+{
+    return _mm512_mask_max_ps(c, vec_nonzero(a), c, _mm512_set1_ps(least));
+}
+
+KERN_FN vec_u32 vec_bits(vec a)
+{
+    return _mm512_castps_si512(a);
+}
+
+KERN_FN vec_u32 vec_exponent(vec a)
+{
+    return _mm512_srli_epi32(_mm512_castps_si512(a), 23);
+}
+
+KERN_FN vec vec_lookup(const float *table, vec_u32 i)
+{
+    return _mm512_permutexvar_ps(i, _mm512_loadu_ps(table));
+}
+
+/* How many of the limits are below a, which is not negative and below 2: none of a binade has two.
+ * By its exponent's low bits: [32] how many are below its binade, and [32] its own one, or 2. */
+#define VEC_BINADES
+KERN_FN vec_u32 vec_count(vec a, const uint32_t *below, const float *limit)
+{
+    const __m512i e = vec_exponent(_mm512_max_ps(a, _mm512_set1_ps(0x1p-31f)));
+    const vec own = _mm512_permutex2var_ps(_mm512_loadu_ps(limit), e, _mm512_loadu_ps(limit + 16));
+    const __m512i count = _mm512_permutex2var_epi32(_mm512_loadu_si512(below), e,
+                                                    _mm512_loadu_si512(below + 16));
+    return _mm512_mask_add_epi32(count, _mm512_cmp_ps_mask(a, own, _CMP_GT_OQ), count,
+                                 _mm512_set1_epi32(1));
+}
+
+KERN_FN uint32_t bits_most(vec_u32 a)
+{
+    return _mm512_reduce_max_epu32(a);
+}
+
+KERN_FN vec codes_load(const uint8_t *p, bool sign)
+{
+    const __m128i codes = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return _mm512_cvtepi32_ps(sign ? _mm512_cvtepi8_epi32(codes) : _mm512_cvtepu8_epi32(codes));
+}
+
+KERN_FN void codes_store(uint8_t *p, vec x, bool sign)
+{
+    (void)sign;
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 
 KERN_FN half half_load_n(const uint16_t *p, unsigned n)
@@ -201,6 +279,65 @@ KERN_FN vec vec_sign_times(vec x, vec by)
     const vec below = _mm256_cmp_ps(x, zero, _CMP_LT_OQ);
     const vec minus_by = _mm256_xor_ps(by, _mm256_set1_ps(-0.0f));
     return _mm256_or_ps(_mm256_and_ps(above, by), _mm256_and_ps(below, minus_by));
+}
+
+KERN_FN vec vec_nonzero_of(vec a, vec x)
+{
+    return _mm256_and_ps(_mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_UQ), x);
+}
+
+KERN_FN vec vec_fma_where(vec a, vec b, vec c)
+{
+    return vec_nonzero_of(a, _mm256_fmadd_ps(a, b, c));
+}
+
+KERN_FN vec vec_least_where(vec a, vec c, float least)
+{
+    return _mm256_max_ps(c, vec_nonzero_of(a, _mm256_set1_ps(least)));
+}
+
+KERN_FN vec_u32 vec_bits(vec a)
+{
+    return _mm256_castps_si256(a);
+}
+
+KERN_FN vec_u32 vec_exponent(vec a)
+{
+    return _mm256_srli_epi32(_mm256_castps_si256(a), 23);
+}
+
+KERN_FN vec vec_lookup(const float *table, vec_u32 i)
+{
+    return _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), i);
+}
+
+KERN_FN vec_u32 bits_count(vec_u32 count, vec a, float limit)
+{
+    const vec above = _mm256_cmp_ps(a, _mm256_set1_ps(limit), _CMP_GT_OQ);
+    return _mm256_sub_epi32(count, _mm256_castps_si256(above));
+}
+
+KERN_FN uint32_t bits_most(vec_u32 a)
+{
+    __m128i most = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0x4e));
+    most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0xb1));
+    return (uint32_t)_mm_cvtsi128_si32(most);
+}
+
+KERN_FN vec codes_load(const uint8_t *p, bool sign)
+{
+    const __m128i codes = _mm_loadl_epi64((const __m128i *)(const void *)p);
+    return _mm256_cvtepi32_ps(sign ? _mm256_cvtepi8_epi32(codes) : _mm256_cvtepu8_epi32(codes));
+}
+
+KERN_FN void codes_store(uint8_t *p, vec x, bool sign)
+{
+    const __m256i wide = _mm256_cvtps_epi32(x);
+    const __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(wide),
+                                          _mm256_extracti128_si256(wide, 1));
+    const __m128i codes = sign ? _mm_packs_epi16(pairs, pairs) : _mm_packus_epi16(pairs, pairs);
+    _mm_storel_epi64((__m128i *)(void *)p, codes);
 }
 
 KERN_FN half half_load_n(const uint16_t *p, unsigned n)

@@ -43,7 +43,9 @@
  * (after a repair, kernels/cuda/trail.h). shd_trail_begin is launched first, in the same stream: it
  * frees all records and gives the chunks to op.
  */
-#define CUDA_ARRAYS_MAX  3u
+#define CUDA_ARRAYS_MAX 3u
+#define CUDA_TRAIL_INT8 1u /* of an offset: the array is in 8 bits, and so is what is kept of it \
+                            */
 #define CUDA_RECORDS_MAX (2u * CUDA_BLOCKS_MAX)
 
 struct cuda_trail_head {
@@ -126,6 +128,21 @@ struct cuda_ema { /* shd_ema */
     struct cuda_trail trail;
 };
 
+struct cuda_quantize { /* shd_quantize; whole blocks */
+    void *to;          /* in 8 bits, from the slice's first element on */
+    const float *in;
+    uint64_t first_elem, elems;
+    uint32_t sign;
+};
+
+struct cuda_dequantize { /* shd_dequantize */
+    float *out;
+    const void *from;
+    uint64_t first_elem, elems;
+    uint32_t sign;
+};
+
+/* Those with _int8 behind: m and v are in 8 bits. */
 struct cuda_update { /* shd_adamw, shd_sgd, shd_lion, shd_adamw_torch, shd_sgd_torch, shd_mean */
     float *param, *m, *v;
     const float *grad;

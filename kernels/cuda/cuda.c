@@ -30,7 +30,14 @@ static const char *const function_names[CUDA_FN_COUNT] = {
     [CUDA_ADAMW_TORCH] = "shd_adamw_torch",
     [CUDA_SGD_TORCH] = "shd_sgd_torch",
     [CUDA_MEAN] = "shd_mean",
+    [CUDA_ADAMW_INT8] = "shd_adamw_int8",
+    [CUDA_SGD_INT8] = "shd_sgd_int8",
+    [CUDA_LION_INT8] = "shd_lion_int8",
+    [CUDA_ADAMW_TORCH_INT8] = "shd_adamw_torch_int8",
+    [CUDA_SGD_TORCH_INT8] = "shd_sgd_torch_int8",
     [CUDA_EMA] = "shd_ema",
+    [CUDA_QUANTIZE] = "shd_quantize",
+    [CUDA_DEQUANTIZE] = "shd_dequantize",
     [CUDA_TRAIL_BEGIN] = "shd_trail_begin",
 };
 
@@ -110,8 +117,7 @@ static int check_device(struct cuda_kern *k, struct shd_err *e)
 /* True: the kernel keeps records for its blocks, so it has no more blocks than records. */
 static bool keeps_records(enum cuda_fn fn)
 {
-    return fn == CUDA_ACCUMULATE || fn == CUDA_ADAMW || fn == CUDA_SGD || fn == CUDA_LION ||
-           fn == CUDA_ADAMW_TORCH || fn == CUDA_SGD_TORCH || fn == CUDA_MEAN || fn == CUDA_EMA;
+    return fn == CUDA_ACCUMULATE || (fn >= CUDA_ADAMW && fn <= CUDA_EMA);
 }
 
 /* Find a kernel, and how many of its blocks fill the device. Loaded now: left to its first launch

@@ -3,6 +3,7 @@
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/cast.cu"
 #include "kernels/cuda/fill.cu"
+#include "kernels/cuda/int8.cu"
 #include "kernels/cuda/portable.cuh"
 #include "kernels/cuda/sum.cu"
 #include "kernels/cuda/update.cu"

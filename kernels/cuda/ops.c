@@ -233,13 +233,25 @@ static const enum cuda_fn update_fns[] = {
     [SPEC_SGD_TORCH] = CUDA_SGD_TORCH, [SPEC_MEAN] = CUDA_MEAN,
 };
 
+static const enum cuda_fn int8_fns[] = {
+    [SPEC_ADAMW] = CUDA_ADAMW_INT8,         [SPEC_SGD] = CUDA_SGD_INT8,
+    [SPEC_LION] = CUDA_LION_INT8,           [SPEC_ADAMW_TORCH] = CUDA_ADAMW_TORCH_INT8,
+    [SPEC_SGD_TORCH] = CUDA_SGD_TORCH_INT8,
+};
+
+/* A part's moment, whole tiles from the slice's beginning. */
+static float *moment_at(const struct kern_update *a, float *moment, uint64_t first)
+{
+    return moment + (a->int8 ? quant_bytes(first) / sizeof *moment : first);
+}
+
 static int step_launch(struct cuda_kern *k, struct cuda_part *p, uint32_t runs)
 {
     const struct kern_update *a = &p->op->work.op.update;
     struct cuda_update args = {
         .param = a->param + p->first,
-        .m = spec_optimizer_rows[a->kind].moments > 0 ? a->m + p->first : NULL,
-        .v = spec_optimizer_rows[a->kind].moments > 1 ? a->v + p->first : NULL,
+        .m = spec_optimizer_rows[a->kind].moments > 0 ? moment_at(a, a->m, p->first) : NULL,
+        .v = spec_optimizer_rows[a->kind].moments > 1 ? moment_at(a, a->v, p->first) : NULL,
         .grad = a->grad + p->first,
         .publish = (uint8_t *)a->publish + p->first * dtype_bytes(a->publish_dtype),
         .elems = p->count,
@@ -252,7 +264,8 @@ static int step_launch(struct cuda_kern *k, struct cuda_part *p, uint32_t runs)
     int r = copy_async(k, p->device, cuda_address(p->host), runs * sizeof(struct kern_run));
     if (r == SHD_OK)
         r = begin_trail(k, &a->trail, p, &args.trail);
-    return r == SHD_OK ? launch(k, update_fns[a->kind], tiles_of(p->count), &args) : r;
+    const enum cuda_fn fn = a->int8 ? int8_fns[a->kind] : update_fns[a->kind];
+    return r == SHD_OK ? launch(k, fn, tiles_of(p->count), &args) : r;
 }
 
 static int ema_launch(struct cuda_kern *k, const struct cuda_part *p)
@@ -425,16 +438,71 @@ static int cast_launch(struct cuda_kern *k, struct cuda_part *p)
     return cast_piece(k, p, out_here, in_here);
 }
 
+/* Elements of an array in 8 bits, in fp32 on the device. */
+static int launch_dequantize(struct cuda_kern *k, CUdeviceptr out, const struct kern_array *from,
+                             uint64_t first_elem, uint64_t elems)
+{
+    struct cuda_dequantize args = { .out = (float *)(uintptr_t)out,
+                                    .from = from->base,
+                                    .first_elem = first_elem,
+                                    .elems = elems,
+                                    .sign = from->quant == QUANT_SIGNED };
+    return launch(k, CUDA_DEQUANTIZE, tiles_of(elems), &args);
+}
+
+static int dequantize_launch(struct cuda_kern *k, struct cuda_part *p)
+{
+    const struct kern_dequantize *a = &p->op->work.op.dequantize;
+    float *out = a->out + p->first;
+    bool here = false;
+    int r = find_side(k, out, &here);
+    if (r != SHD_OK)
+        return r;
+    if (here)
+        return launch_dequantize(k, cuda_address(out), &a->from, a->first_elem + p->first,
+                                 p->count);
+    p->count = p->count < CAST_ELEMS ? p->count : CAST_ELEMS;
+    r = launch_dequantize(k, p->device, &a->from, a->first_elem + p->first, p->count);
+    return r == SHD_OK ? copy_async(k, cuda_address(out), p->device, p->count * sizeof(float)) : r;
+}
+
+static int quantize_launch(struct cuda_kern *k, struct cuda_part *p)
+{
+    const struct kern_quantize *a = &p->op->work.op.quantize;
+    const float *in = a->in + p->first;
+    bool here = false;
+    int r = find_side(k, in, &here);
+    if (r == SHD_OK && !here) {
+        p->count = p->count < CAST_ELEMS ? p->count : CAST_ELEMS;
+        r = copy_async(k, p->device, cuda_address(in), p->count * sizeof(float));
+    }
+    struct cuda_quantize args = { .to = a->to.base,
+                                  .in = here ? in : (const float *)(uintptr_t)p->device,
+                                  .first_elem = a->first_elem + p->first,
+                                  .elems = p->count,
+                                  .sign = a->to.quant == QUANT_SIGNED };
+    return r == SHD_OK ? launch(k, CUDA_QUANTIZE, tiles_of(p->count), &args) : r;
+}
+
 /* Leaves of an array of the host are all one part. */
 static int hash_launch(struct cuda_kern *k, struct cuda_part *p)
 {
     const struct kern_hash *a = &p->op->work.op.hash;
-    const int r = find_side(k, a->x, &p->staged);
+    int r = SHD_OK;
+    p->staged = true;
+    if (a->x != NULL)
+        r = find_side(k, a->x, &p->staged);
     if (r != SHD_OK || !p->staged)
         return r;
     p->count = p->count < HASH_LEAVES ? p->count : HASH_LEAVES;
     const uint64_t first = hash_leaf_first(a, p->first),
                    end = hash_leaf_first(a, p->first + p->count);
+    if (a->x == NULL) {
+        r = launch_dequantize(k, p->device, &a->of, a->first_elem + first, end - first);
+        return r == SHD_OK
+                   ? copy_async(k, cuda_address(p->host), p->device, (end - first) * sizeof(float))
+                   : r;
+    }
     return copy_async(k, cuda_address(p->host), cuda_address(a->x + first),
                       (end - first) * sizeof(float));
 }
@@ -465,7 +533,9 @@ static int copy_launch(struct cuda_kern *k, struct cuda_part *p)
 static int cuda_submit(struct kern *k, const struct kern_op *op, struct kern_done *done,
                        struct shd_err *e)
 {
-    static const struct work_rules rules = { .slice_align = 16, .hypers_max = CUDA_GROUPS_MAX };
+    static const struct work_rules rules = { .slice_align = 16,
+                                             .hypers_max = CUDA_GROUPS_MAX,
+                                             .int8 = true };
     static const struct cuda_op kinds[KERN_OP_KINDS] = {
         [KERN_FILL] = { .launch = fill_launch },
         [KERN_CAST] = { .launch = cast_launch },
@@ -474,6 +544,8 @@ static int cuda_submit(struct kern *k, const struct kern_op *op, struct kern_don
         [KERN_UPDATE] = { .launch = update_launch, .finish = add_change },
         [KERN_HASH] = { .launch = hash_launch, .finish = hash_finish },
         [KERN_COPY] = { .launch = copy_launch },
+        [KERN_QUANTIZE] = { .launch = quantize_launch },
+        [KERN_DEQUANTIZE] = { .launch = dequantize_launch },
     };
     struct work work;
     const int r = work_init(&work, op, &rules, done, e);
@@ -505,6 +577,7 @@ const struct kern_ops cuda_ops = {
     .submit = cuda_submit,
     .run_here = cuda_run_here,
     .place = SEGMENT_CUDA,
+    .int8 = true,
     .segment_new = cuda_segment_new,
     .segment_map = cuda_segment_map,
     .segment_close = cuda_segment_close,

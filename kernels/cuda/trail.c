@@ -13,6 +13,8 @@
 #include "proto/share/owner_bytes.h"
 #include "proto/spec/layout.h"
 
+#define TILE_BYTES (CUDA_TILE_ELEMS * sizeof(float))
+
 /* The layout outlives the program that made it. */
 _Static_assert(sizeof(struct cuda_trail_head) == 128, "old values fill lines of their own");
 _Static_assert(sizeof(struct cuda_trail_record) == 128 + 12 * CUDA_TILE_ELEMS, "record size");
@@ -21,14 +23,14 @@ _Static_assert(CUDA_CHUNK_ELEMS == KERN_CHUNK_ELEMS, "chunks are those of kern.h
 _Static_assert(CUDA_CHUNK_TILES <= 64, "a bit per tile");
 _Static_assert(CUDA_BLOCK_ELEMS == SHD_BLOCK_ELEMS, "blocks are those of the layout");
 _Static_assert(CUDA_BLOCK_ELEMS == CUDA_TILE_ELEMS, "accumulate sums a tile as a block");
+_Static_assert(CUDA_TILE_ELEMS == QUANT_TILE_ELEMS, "a tile is one in 8 bits");
+_Static_assert(QUANT_TILE_BYTES <= TILE_BYTES, "and fits where one in fp32 is kept");
 _Static_assert(sizeof(struct kern_run) == 24, "runs on either side of the driver");
 
 /* What others predict by (proto/share/owner_bytes.h). */
 _Static_assert(CUDA_TRAIL_CHUNKS_AT == GPU_TRAIL_BYTES, "the trail's size is foreseen");
 _Static_assert(sizeof(struct cuda_chunk) == GPU_TRAIL_CHUNK_BYTES, "a chunk's size is foreseen");
 _Static_assert(CUDA_FLIGHT *CUDA_STAGE_BYTES == GPU_STAGING_BYTES, "staging is foreseen");
-
-#define TILE_BYTES (CUDA_TILE_ELEMS * sizeof(float))
 
 uint64_t cuda_trail_bytes(const struct kern *kern, uint64_t chunks)
 {
@@ -42,6 +44,17 @@ static bool speaks(const struct cuda_trail_head *h, const struct cuda_chunk *chu
     const uint64_t tile = h->busy - 1;
     const struct cuda_chunk *chunk = &chunks[tile / CUDA_CHUNK_TILES];
     return chunk->op == h->op && (chunk->mask >> tile % CUDA_CHUNK_TILES & 1) == 0;
+}
+
+static uint64_t offset_of(const struct cuda_trail_head *h, uint64_t array)
+{
+    return h->offset_bytes[array] & ~(uint64_t)CUDA_TRAIL_INT8;
+}
+
+/* Of an array in 8 bits the record has codes and scales as they lie in the array. */
+static uint64_t tile_bytes(const struct cuda_trail_head *h, uint64_t array)
+{
+    return (h->offset_bytes[array] & CUDA_TRAIL_INT8) != 0 ? QUANT_TILE_BYTES : TILE_BYTES;
 }
 
 /* A head that speaks names a tile of its slice and arrays of the segment, or it is an error. busy
@@ -63,9 +76,8 @@ static int check_head(const struct cuda_trail_head *h, uint32_t index, uint64_t 
                        "trail record %" PRIu32 ": %" PRIu64 " arrays, it is 1 to %u", index,
                        h->array_count, CUDA_ARRAYS_MAX);
     const uint64_t tile = h->busy - 1 - h->first_chunk * CUDA_CHUNK_TILES;
-    const uint64_t end_bytes = (tile + 1) * TILE_BYTES;
     for (uint64_t i = 0; i < h->array_count; i++) {
-        const uint64_t offset = h->offset_bytes[i];
+        const uint64_t offset = offset_of(h, i), end_bytes = (tile + 1) * tile_bytes(h, i);
         if (offset % sizeof(float) != 0 || offset > bytes || end_bytes > bytes - offset)
             return err_set(e, SHD_ESEGMENT,
                            "trail record %" PRIu32 ": array %" PRIu64 " at byte %" PRIu64
@@ -83,8 +95,8 @@ static void add_copies(const struct cuda_trail_head *h, uint32_t index,
         copies[(*count)++] = (struct cuda_trail_copy){
             .from_bytes = index * sizeof(struct cuda_trail_record) +
                           offsetof(struct cuda_trail_record, old) + i * TILE_BYTES,
-            .to_bytes = h->offset_bytes[i] + tile * TILE_BYTES,
-            .bytes = TILE_BYTES,
+            .to_bytes = offset_of(h, i) + tile * tile_bytes(h, i),
+            .bytes = tile_bytes(h, i),
         };
 }
 

@@ -65,9 +65,13 @@ uint64_t owner_window_bytes(const struct shardmap *map)
 {
     const uint64_t state = shardmap_state_bytes(map);
     uint64_t most = 0;
-    for (uint32_t u = 0; u < map->units; u++)
-        most = map->slice[u].elems > most ? map->slice[u].elems : most;
-    const uint64_t window = WINDOW_UNITS * (map->arrays + 1) * most * sizeof(float);
+    for (uint32_t u = 0; u < map->units; u++) {
+        uint64_t bytes = map->slice[u].elems * sizeof(float); /* the sum */
+        for (uint32_t a = 0; a < map->arrays; a++)
+            bytes += shardmap_array_bytes(map, a, u);
+        most = bytes > most ? bytes : most;
+    }
+    const uint64_t window = WINDOW_UNITS * most;
     return window < state ? window : state;
 }
 

@@ -16,6 +16,12 @@ static uint64_t whole_pages(uint64_t bytes)
     return bytes == 0 ? SHD_PAGE_BYTES : layout_align(bytes, SHD_PAGE_BYTES);
 }
 
+/* Of a slice's moment in 8 bits, with what is left of its last page. */
+static uint64_t quant_slice_bytes(const struct shardmap *map, uint32_t unit)
+{
+    return layout_align(quant_bytes(map->slice[unit].elems), SHD_PAGE_BYTES);
+}
+
 /* The units that gradients come of, means or others. */
 static void place_trained(const struct spec *spec, bool mean, struct shardmap *map)
 {
@@ -25,6 +31,18 @@ static void place_trained(const struct spec *spec, bool mean, struct shardmap *m
         map->train_base[u] = map->train_elems;
         map->train_elems += map->slice[u].elems;
     }
+}
+
+/* Moments in 8 bits: no page has two units' in it. Of a unit that has none it is unused. */
+static uint64_t place_quant(const struct spec *spec, struct shardmap *map)
+{
+    uint64_t words = 0;
+    for (uint32_t u = 0; u < map->units; u++) {
+        map->quant_base[u] = words;
+        if (spec_unit_moments(spec, u) > 0)
+            words += quant_slice_bytes(map, u) / sizeof(float);
+    }
+    return words;
 }
 
 static void place_units(const struct spec *spec, struct shardmap *map)
@@ -39,6 +57,7 @@ static void place_units(const struct spec *spec, struct shardmap *map)
     }
     place_trained(spec, /* mean= */ false, map);
     map->moment_elems = map->train_elems;
+    map->moment_words = map->int8 ? place_quant(spec, map) : map->moment_elems;
     place_trained(spec, /* mean= */ true, map);
     map->slot_bytes = whole_pages(slice_elems_max * sizeof(float));
 }
@@ -58,13 +77,16 @@ int shardmap_new(const struct spec *spec, uint32_t owner, uint32_t owners,
             .units = spec->unit_count,
             .arrays = spec_arrays(spec),
             .moments = spec_moments(spec),
+            .int8 = spec->int8,
             .publish = spec->publish,
             .slice = sys_calloc(spec->unit_count, sizeof *map->slice),
             .base_elem = sys_calloc(spec->unit_count, sizeof *map->base_elem),
             .train_base = sys_calloc(spec->unit_count, sizeof *map->train_base),
+            .quant_base = spec->int8 ? sys_calloc(spec->unit_count, sizeof *map->quant_base) : NULL,
         };
     }
-    if (map == NULL || map->slice == NULL || map->base_elem == NULL || map->train_base == NULL) {
+    if (map == NULL || map->slice == NULL || map->base_elem == NULL || map->train_base == NULL ||
+        (spec->int8 && map->quant_base == NULL)) {
         shardmap_free(map);
         return err_set(e, SHD_ENOMEM, "no memory for the map of %" PRIu32 " units",
                        spec->unit_count);
@@ -81,6 +103,7 @@ void shardmap_free(struct shardmap *map)
     free(map->slice);
     free(map->base_elem);
     free(map->train_base);
+    free(map->quant_base);
     free(map);
 }
 
@@ -91,7 +114,7 @@ uint64_t shardmap_publish_bytes(const struct shardmap *map)
 
 uint64_t shardmap_state_bytes(const struct shardmap *map)
 {
-    return whole_pages((shardmap_kept_elems(map) + map->train_elems) * sizeof(float));
+    return whole_pages(shardmap_kept_bytes(map) + map->train_elems * sizeof(float));
 }
 
 bool shardmap_has_ema(const struct shardmap *map)
@@ -99,9 +122,21 @@ bool shardmap_has_ema(const struct shardmap *map)
     return map->arrays > 1 + map->moments;
 }
 
-uint64_t shardmap_kept_elems(const struct shardmap *map)
+/* Words of the first `arrays` arrays. */
+static uint64_t words_of(const struct shardmap *map, uint32_t arrays)
 {
-    return map->elems + (map->arrays - 1) * map->moment_elems;
+    const uint32_t moments = arrays - 1 < map->moments ? arrays - 1 : map->moments;
+    return map->elems + moments * map->moment_words + (arrays - 1 - moments) * map->moment_elems;
+}
+
+uint64_t shardmap_kept_bytes(const struct shardmap *map)
+{
+    return words_of(map, map->arrays) * sizeof(float);
+}
+
+uint64_t shardmap_value_bytes(const struct shardmap *map)
+{
+    return (map->elems + (map->arrays - 1) * map->moment_elems) * sizeof(float);
 }
 
 uint64_t shardmap_inbox_bytes(const struct shardmap *map, uint32_t slots)
@@ -128,13 +163,25 @@ uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit)
     return map->slice[unit].elems * dtype_bytes(map->publish);
 }
 
+static bool is_quant(const struct shardmap *map, uint32_t array)
+{
+    return map->int8 && array > SHARDMAP_PARAM && array <= map->moments;
+}
+
 uint64_t shardmap_array_elem(const struct shardmap *map, uint32_t array, uint32_t unit)
 {
     CHECK(unit < map->units && (array == SHARDMAP_ACC || array < map->arrays));
     if (array == SHARDMAP_PARAM)
         return map->base_elem[unit];
-    const uint64_t before = (array == SHARDMAP_ACC ? map->arrays : array) - 1;
-    return map->elems + before * map->moment_elems + map->train_base[unit];
+    return words_of(map, array == SHARDMAP_ACC ? map->arrays : array) +
+           (is_quant(map, array) ? map->quant_base[unit] : map->train_base[unit]);
+}
+
+uint64_t shardmap_array_bytes(const struct shardmap *map, uint32_t array, uint32_t unit)
+{
+    CHECK(unit < map->units);
+    return is_quant(map, array) ? quant_slice_bytes(map, unit)
+                                : map->slice[unit].elems * sizeof(float);
 }
 
 uint64_t shardmap_slot_offset_bytes(const struct shardmap *map, uint32_t slot)

@@ -8,7 +8,8 @@
  *   state    fp32 flat arrays one after the other: parameters; then, without frozen units and
  *            means, first moment, second moment (AdamW only), the parameters' moving average (where
  *            the spec has one); without frozen units alone, gradient accumulator, the means at its
- *            end
+ *            end. Moments may be in 8 bits (proto/spec/optimizer.h): then each unit's slice of one is
+ *            whole pages of tiles, and an array has so many words of 4 bytes as these are
  *   inbox    `slots` slots of slot_bytes each; a unit's gradient slice (fp32) starts its slot. Then
  *            what the worker shows of itself (activity.h)
  *
@@ -31,6 +32,7 @@ struct shardmap {
     uint32_t units;
     uint32_t arrays;        /* of the state but the accumulator: spec_arrays() */
     uint32_t moments;       /* of these moments: spec_moments() */
+    bool int8;              /* they are in 8 bits */
     enum shd_dtype publish; /* dtype of the published copy */
     struct slice *slice;    /* owned, [units], in unit coordinates; elems may be 0 */
     uint64_t *base_elem;    /* owned, [units]: of the slice in the owner's flat array */
@@ -39,6 +41,8 @@ struct shardmap {
                              * with means behind the others */
     uint64_t train_elems;
     uint64_t moment_elems; /* of these, before the means: an array's, but the parameters' */
+    uint64_t *quant_base;  /* owned, [units]: of a moment in 8 bits, in words; NULL: not int8 */
+    uint64_t moment_words; /* of a moment's array: moment_elems, or what it has in 8 bits */
     uint64_t slot_bytes;   /* one gradient slot: the largest slice in fp32, at least a page */
 };
 
@@ -63,14 +67,17 @@ uint64_t shardmap_publish_offset_bytes(const struct shardmap *map, uint32_t unit
 uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit);
 
 /* Element offset of unit's slice of an array in the state segment, seen as one float array.
- * Frozen units have SHARDMAP_PARAM only, means SHARDMAP_ACC, too. */
+ * Frozen units have SHARDMAP_PARAM only, means SHARDMAP_ACC, too. And what the slice has there. */
 uint64_t shardmap_array_elem(const struct shardmap *map, uint32_t array, uint32_t unit);
+
+uint64_t shardmap_array_bytes(const struct shardmap *map, uint32_t array, uint32_t unit);
 
 /* There is a moving average of the parameters. */
 bool shardmap_has_ema(const struct shardmap *map);
 
-/* Elements of all arrays but the accumulator: the state's beginning. */
-uint64_t shardmap_kept_elems(const struct shardmap *map);
+/* Bytes of all arrays but the accumulator: the state's beginning. And of their values in fp32. */
+uint64_t shardmap_kept_bytes(const struct shardmap *map);
+uint64_t shardmap_value_bytes(const struct shardmap *map);
 
 /* Byte offset of struct activity in an inbox of so many slots. */
 uint64_t shardmap_activity_offset_bytes(const struct shardmap *map, uint32_t slots);

@@ -1,6 +1,6 @@
 /* The owner of each element: pure arithmetic, the same in daemons, workers and tools.
  *
- * A unit's tensors are laid end to end (each aligned to SHD_TENSOR_ALIGN_ELEMS) and the whole is
+ * A unit's tensors are laid end to end (each aligned to spec_tensor_align()) and the whole is
  * padded to blocks of SHD_BLOCK_ELEMS elements: one block is a whole number of 4 KiB pages in
  * every dtype, so that any owner's slice can be mapped by itself. Owner i of N holds the blocks
  * [floor(i B / N), floor((i+1) B / N)) of a unit of B blocks: slices differ by at most one block,

@@ -102,6 +102,18 @@ uint32_t spec_unit_moments(const struct spec *spec, uint32_t unit)
     return u->frozen ? 0 : spec_optimizer_rows[spec_unit_optimizer(spec, unit)].moments;
 }
 
+enum quant spec_array_quant(const struct spec *spec, uint32_t array)
+{
+    if (!spec->int8 || array < 1 || array > spec_moments(spec))
+        return QUANT_NONE;
+    return array == 1 ? QUANT_SIGNED : QUANT_UNSIGNED;
+}
+
+uint32_t spec_tensor_align(const struct spec *spec)
+{
+    return spec->int8 ? QUANT_BLOCK_ELEMS : SHD_TENSOR_ALIGN_ELEMS;
+}
+
 uint32_t spec_ema_array(const struct spec *spec)
 {
     return 1 + spec_moments(spec);
@@ -228,6 +240,7 @@ static void compare_optimizer(struct comparison *c, const struct spec *open,
     same_text(c, open->nesterov ? "true" : "false", asked->nesterov ? "true" : "false",
               "optimizer.nesterov");
     same_real(c, open->dampening, asked->dampening, "optimizer.dampening");
+    same_text(c, open->int8 ? "int8" : "f32", asked->int8 ? "int8" : "f32", "optimizer.moments");
 }
 
 static void compare_micro_batches(struct comparison *c, const struct spec *open,

@@ -56,7 +56,7 @@ struct spec_tensor {
     uint64_t elems;                /* product of shape */
     uint32_t group;                /* index into groups */
     uint32_t unit;                 /* index of its unit */
-    uint64_t offset_elems;         /* in the unit; multiple of SHD_TENSOR_ALIGN_ELEMS */
+    uint64_t offset_elems;         /* in the unit; multiple of spec_tensor_align() */
     enum spec_init init;
     bool trainable;        /* the same for all tensors of a unit */
     double init_a, init_b; /* const: a; normal: mean, std; uniform: low, high */
@@ -88,6 +88,7 @@ struct spec {
     enum shd_dtype grad_dtype; /* of gradients as workers return them; default fp32 */
     enum spec_optimizer optimizer;
     double beta1, beta2, eps; /* SGD: beta1 is the momentum; Lion: beta1, beta2 */
+    bool int8;                /* moments are in 8 bits (optimizer.h) */
     bool coupled_decay;       /* in torch's order: weight decay is part of the gradient */
     bool nesterov;            /* SGD in torch's order */
     double dampening;         /* likewise */
@@ -130,10 +131,16 @@ uint32_t spec_returns(const struct spec *spec);
 uint32_t spec_moments(const struct spec *spec);
 uint32_t spec_unit_moments(const struct spec *spec, uint32_t unit);
 
-/* The fp32 arrays that are state, numbered in this order: parameters, moments, and their moving
+/* The arrays that are state, numbered in this order: parameters, moments, and their moving
  * average, which has the last number. Of a unit: parameters alone where it is frozen or a mean. */
 uint32_t spec_arrays(const struct spec *spec);
 uint32_t spec_unit_arrays(const struct spec *spec, uint32_t unit);
+
+/* How an array of those is kept. They are fp32, but for moments where these are in 8 bits. */
+enum quant spec_array_quant(const struct spec *spec, uint32_t array);
+
+/* Where tensors begin in a unit: at multiples of so many elements. */
+uint32_t spec_tensor_align(const struct spec *spec);
 
 /* The number of the moving average, where there is one; else the number of arrays. */
 uint32_t spec_ema_array(const struct spec *spec);

@@ -293,7 +293,7 @@ static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, 
         if (r != SHD_OK)
             return r;
         t->unit = unit;
-        t->offset_elems = layout_align(end, SHD_TENSOR_ALIGN_ELEMS);
+        t->offset_elems = layout_align(end, spec_tensor_align(s));
         end = t->offset_elems + t->elems; /* each at most 2^48: no overflow */
         if (*padded + end > SHD_MODEL_ELEMS_MAX)
             return too_many_elems(&item, *padded + end, p->e);

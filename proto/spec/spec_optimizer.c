@@ -43,6 +43,17 @@ static int parse_order(const struct node *n, enum spec_optimizer *kind, struct s
     return SHD_OK;
 }
 
+static int parse_moments(struct spec *s, const struct node *n, struct shd_err *e)
+{
+    const char *moments = "f32";
+    const int r = n->json != NULL ? node_text(n, &moments, e) : SHD_OK;
+    s->int8 = strcmp(moments, "int8") == 0;
+    if (r == SHD_OK && !s->int8 && strcmp(moments, "f32") != 0)
+        return err_set(e, SHD_EINVAL, "%s is '%.40s', must be f32 or int8", node_path(n).text,
+                       moments);
+    return r;
+}
+
 /* What there is in torch's order alone. */
 static int parse_torch(struct spec *s, const struct node *n, struct shd_err *e)
 {
@@ -75,6 +86,7 @@ static int check_known(const struct spec *s, const struct node *n, struct shd_er
                                   row->beta1_key,
                                   row->beta2_key,
                                   row->eps_key,
+                                  "moments",
                                   row->torch != 0 || torch ? "order" : NULL,
                                   torch ? "decay" : NULL,
                                   sgd ? "nesterov" : NULL,
@@ -107,6 +119,10 @@ int spec_optimizer_parse(struct spec *s, const struct node *n, struct shd_err *e
         r = parse_order(&order, &s->optimizer, e);
     if (r == SHD_OK)
         r = check_known(s, n, e);
+    if (r != SHD_OK)
+        return r;
+    const struct node moments = node_field(n, "moments");
+    r = parse_moments(s, &moments, e);
     if (r != SHD_OK)
         return r;
     const struct spec_optimizer_row *row = &spec_optimizer_rows[s->optimizer];
@@ -208,5 +224,7 @@ json_t *spec_optimizer_json(const struct spec *spec)
         o = spec_json_with(o, "nesterov", json_boolean(spec->nesterov));
         o = spec_json_with(o, "dampening", json_real(spec->dampening));
     }
+    if (spec->int8)
+        o = spec_json_with(o, "moments", json_string("int8"));
     return o;
 }

@@ -18,7 +18,8 @@ int spec_optimizer_parse_group(struct spec_group *g, const struct node *n, struc
 /* o with key: value, which is taken; NULL where either is. */
 json_t *spec_json_with(json_t *o, const char *key, json_t *value);
 
-/* NULL: no memory. What is not in torch's order is written as by builds that know no other. */
+/* NULL: no memory. What is not in torch's order, and moments in fp32, are written as
+ * by builds that know no other. */
 json_t *spec_optimizer_json(const struct spec *spec);
 
 #endif

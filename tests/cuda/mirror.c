@@ -124,19 +124,45 @@ static void mirror_cast(struct call *c, struct kern_cast *a)
     way++;
 }
 
+/* An array in 8 bits, of so many elements at least. */
+static void mirror_array(struct call *c, struct kern_array *a, uint64_t elems)
+{
+    a->base = mirrored(c, a->base, quant_bytes((elems + 2047) / 2048 * 2048), false);
+}
+
 /* An array is the host's and the device's in turn. */
 static void mirror_hash(struct call *c, struct kern_hash *a)
 {
     static unsigned way;
-    if (way++ % 2 == 0)
+    if (a->x == NULL)
+        mirror_array(c, &a->of, a->first_elem + a->elems);
+    else if (way++ % 2 == 0)
         a->x = mirrored(c, a->x, a->elems * 4, true);
+}
+
+/* What is fp32 is the host's and the device's in turn. */
+static void mirror_quantize(struct call *c, struct kern_quantize *a)
+{
+    static unsigned way;
+    mirror_array(c, &a->to, a->first_elem + a->elems);
+    if (way++ % 2 == 0)
+        a->in = mirrored(c, a->in, a->elems * 4, true);
+}
+
+static void mirror_dequantize(struct call *c, struct kern_dequantize *a)
+{
+    static unsigned way;
+    mirror_array(c, &a->from, a->first_elem + a->elems);
+    if (way++ % 2 == 0)
+        a->out = mirrored(c, a->out, a->elems * 4, true);
 }
 
 static void mirror_update(struct call *c, struct kern_update *a)
 {
     a->param = mirrored(c, a->param, a->elems * 4, false);
-    a->m = mirrored(c, a->m, a->elems * 4, false);
-    a->v = mirrored(c, a->v, a->elems * 4, false);
+    const uint64_t moment_bytes = a->int8 ? quant_bytes(a->elems) : a->elems * 4;
+    a->m = mirrored(c, a->m, moment_bytes, false);
+    a->v = mirrored(c, a->v, moment_bytes, false);
     a->grad = mirrored(c, a->grad, a->elems * 4, false);
     a->ema.average = mirrored(c, a->ema.average, a->elems * 4, false);
     a->publish = mirrored(c, a->publish, a->elems * dtype_bytes(a->publish_dtype), false);
@@ -165,6 +191,12 @@ static int mirror_submit(struct kern *k, const struct kern_op *op, struct kern_d
         break;
     case KERN_HASH:
         mirror_hash(&c, &there.hash);
+        break;
+    case KERN_QUANTIZE:
+        mirror_quantize(&c, &there.quantize);
+        break;
+    case KERN_DEQUANTIZE:
+        mirror_dequantize(&c, &there.dequantize);
         break;
     default: /* a copy takes addresses of either side */
         break;

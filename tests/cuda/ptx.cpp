@@ -15,9 +15,10 @@
 #include "proto/base/check.h"
 #include "tests/cuda/emulate_device.h"
 
-#define OPERANDS_MAX 6u
-#define KERNELS_MAX  64u
-#define MXCSR_PLAIN  0x1f80u /* to nearest even, exceptions masked, denormals as they are */
+#define OPERANDS_MAX  6u
+#define KERNELS_MAX   64u
+#define REGISTERS_MAX 6144u   /* on a fiber's stack */
+#define MXCSR_PLAIN   0x1f80u /* to nearest even, exceptions masked, denormals as they are */
 
 alignas(128) unsigned char ptx_shared[PTX_SHARED_BYTES];
 
@@ -62,6 +63,7 @@ struct kernel {
 };
 
 std::vector<struct kernel *> kernels;
+std::map<std::string, uint64_t> globals; /* of the module: their addresses */
 
 [[noreturn]] void wrong(const struct kernel *k, const std::string &what, const std::string &text)
 {
@@ -174,7 +176,7 @@ void fence(const struct kernel *k, const struct instruction &, uint64_t *, int l
 void run(const struct kernel *k, const void *args)
 {
     _mm_setcsr(MXCSR_PLAIN);
-    uint64_t r[4096];
+    uint64_t r[REGISTERS_MAX];
     memcpy(r, k->registers.data(), k->registers.size() * sizeof *r);
     const uint64_t specials[SPECIALS] = {
         threadIdx.x, threadIdx.y, threadIdx.z,
@@ -216,7 +218,7 @@ const count_up<KERNELS_MAX> entry_points;
 unsigned add_register(struct kernel *k, uint64_t value)
 {
     k->registers.push_back(value);
-    if (k->registers.size() > 4096)
+    if (k->registers.size() > REGISTERS_MAX)
         wrong(k, "more registers than there is room for", "");
     return (unsigned)k->registers.size() - 1;
 }
@@ -328,7 +330,7 @@ void parse_access(struct kernel *k, struct instruction *i, const std::vector<std
         if (name[w] == "v2" || name[w] == "v4")
             elems = name[w] == "v2" ? 2 : 4;
         else if (name[w] != "param" && name[w] != "global" && name[w] != "shared" &&
-                 name[w] != "cs")
+                 name[w] != "cs" && name[w] != "nc")
             wrong(k, "an access that is not known here", i->text);
     }
     i->bytes = type_bytes(k, name.back(), i->text);
@@ -535,6 +537,8 @@ size_t parse_kernel(const std::string &text, size_t at)
     if (bracket == std::string::npos || threads == std::string::npos)
         wrong(k, "not one array of parameters, or no limit of threads", head);
     name_specials(k, head.substr(space + 1, bracket - space - 1));
+    for (const std::pair<const std::string, uint64_t> &global : globals)
+        k->names[global.first] = add_register(k, global.second);
     size_t end = open + 1;
     for (unsigned depth = 1; depth > 0; end++) {
         CHECK(end < text.size());
@@ -547,6 +551,16 @@ size_t parse_kernel(const std::string &text, size_t at)
     kernels.push_back(k);
     emulate_register(&k->emulate, ptx_shared, ptx_shared + sizeof ptx_shared);
     return end;
+}
+
+/* From behind ".global .align ": "4 .b8 name[256] = {1, 2, ...};", which kernels read alone. */
+void parse_global(const std::string &text, size_t at)
+{
+    const size_t open = text.find('[', at), space = text.rfind(' ', open);
+    unsigned char *byte = (unsigned char *)calloc(1, (size_t)atoi(text.c_str() + open + 1));
+    globals[text.substr(space + 1, open - space - 1)] = (uint64_t)byte; /* as long as the process */
+    for (const std::string &word : split(text.substr(text.find('{', at) + 1), ','))
+        *byte++ = (unsigned char)atoi(word.c_str());
 }
 
 /* Without comments, which are lines' ends. */
@@ -568,7 +582,9 @@ void load_files()
         return;
     for (const std::string &path : split(files, ':')) {
         const std::string text = read_file(path);
-        static const std::string entry = ".visible .entry ";
+        static const std::string entry = ".visible .entry ", global = ".global .align ";
+        for (size_t g = text.find(global); g != std::string::npos; g = text.find(global, g + 1))
+            parse_global(text.substr(g, text.find(';', g) - g), global.size());
         size_t at = text.find(entry);
         if (at == std::string::npos)
             wrong(nullptr, "no kernel in", path);

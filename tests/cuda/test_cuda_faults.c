@@ -134,7 +134,8 @@ static void queue_all(struct pass *p, struct kern_sum *sum)
     QUEUE(cast, &(struct kern_cast){ p->publish.base, SHD_F16, param, ELEMS });
     QUEUE(cast, &(struct kern_cast){ half, SHD_F16, param, ELEMS });
     QUEUE(cast, &(struct kern_cast){ host, SHD_F32, param, ELEMS });
-    QUEUE(hash, &(struct kern_hash){ param, ELEMS, 100, leaves });
+    QUEUE(hash,
+          (&(struct kern_hash){ .x = param, .elems = ELEMS, .head_elems = 100, .out = leaves }));
     QUEUE(copy, &(struct kern_copy){ p->array, host, sizeof host });
     QUEUE(copy, &(struct kern_copy){ host, p->array, sizeof host });
 }

@@ -8,11 +8,12 @@
 #define TILES      37u /* two chunks, the second short */
 #define ELEMS      (TILES * CUDA_TILE_ELEMS)
 #define CHUNKS     2u
-#define SCRIPT_OPS 16u
+#define SCRIPT_OPS 20u /* the last one is an update in 8 bits */
 
-/* One allocation, as a segment: acc, p, m, v; then the area. */
+/* One allocation, as a segment: acc, p, m, v, moments in 8 bits; then the area. */
 #define ARRAY_BYTES (4 * (uint64_t)ELEMS)
-#define AREA_AT     (4 * ARRAY_BYTES)
+#define QUANT_BYTES ((uint64_t)TILES * QUANT_TILE_BYTES)
+#define AREA_AT     (4 * ARRAY_BYTES + 2 * QUANT_BYTES)
 
 struct world {
     uint8_t *base; /* owned; of exactly so many bytes */
@@ -20,6 +21,7 @@ struct world {
     struct cuda_trail_record *records;
     struct cuda_chunk *chunks; /* of acc, of the parameters */
     float *acc, *p, *m, *v;    /* [ELEMS] */
+    struct kern_array q[2];    /* moments in 8 bits */
     uint64_t done;             /* the script's last finished operation */
 };
 
@@ -45,6 +47,8 @@ static struct world world_new(void)
     w.p = w.acc + ELEMS;
     w.m = w.p + ELEMS;
     w.v = w.m + ELEMS;
+    w.q[0] = (struct kern_array){ w.v + ELEMS, QUANT_SIGNED };
+    w.q[1] = (struct kern_array){ (uint8_t *)w.q[0].base + QUANT_BYTES, QUANT_UNSIGNED };
     w.records = (void *)(w.base + AREA_AT);
     w.chunks = (void *)(w.base + AREA_AT + CUDA_TRAIL_CHUNKS_AT);
     memset(w.base, 0, w.bytes);
@@ -57,6 +61,11 @@ static void world_reset(struct world *w)
     fill_awkward(w->acc, 4 * (uint64_t)ELEMS, false, 40);
     for (uint64_t i = 0; i < ELEMS; i++) /* a second moment is not negative */
         w->v[i] = fabsf(w->v[i]);
+    struct kern *k = device_new("scalar", 1);
+    for (uint32_t i = 0; i < 2; i++)
+        EXPECT_RUNS(quantize, k,
+                    (&(struct kern_quantize){ w->q[i], 0, i == 0 ? w->m : w->v, ELEMS }));
+    k->ops->free(k);
     for (uint32_t i = 0; i < CUDA_RECORDS_MAX; i++)
         memset(&w->records[i].head, 0, sizeof w->records[i].head);
     memset(w->chunks, 0, 2 * CHUNKS * sizeof *w->chunks);
@@ -116,7 +125,12 @@ static void launch_update(const struct world *w, struct inputs *in, uint64_t op,
                           const struct cuda_trail *trail, unsigned blocks)
 {
     static const enum spec_optimizer kinds[] = { SPEC_ADAMW, SPEC_MEAN, SPEC_LION };
-    const enum spec_optimizer o = kinds[op / 4 % 4 % 3];
+    static const struct kern_run block_runs[] = { { 0, 30001, 0 },
+                                                  { 30016, 29, 1 },
+                                                  { 30080, 35000, 1 },
+                                                  { 65088, 1000, 0 },
+                                                  { 67008, ELEMS - 67008 - 5, 0 } };
+    const enum spec_optimizer o = op == SCRIPT_OPS ? SPEC_ADAMW : kinds[op / 4 % 4 % 3];
     if (op / 4 % 4 == 3) {
         LAUNCH("shd_ema", (&(struct cuda_ema){ w->m, w->p, ELEMS, 0.125f, *trail }), blocks);
         return;
@@ -133,9 +147,16 @@ static void launch_update(const struct world *w, struct inputs *in, uint64_t op,
         .publish_dtype = (uint32_t)(SHD_F32 + op / 4 % 3),
         .trail = *trail,
     };
+    const bool int8 = op == SCRIPT_OPS;
+    if (int8) {
+        a.m = w->q[0].base;
+        a.v = w->q[1].base;
+        a.runs = block_runs;
+        a.run_count = ARRAY_SIZE(block_runs);
+    }
     for (uint32_t i = 0; i < ARRAY_SIZE(hypers); i++)
         a.rates[i] = kern_rates_of(o, &hypers[i], o == SPEC_MEAN ? 3 : 0.37f);
-    LAUNCH(optimizer_kernel(o), &a, blocks);
+    LAUNCH(int8 ? "shd_adamw_int8" : optimizer_kernel(o), &a, blocks);
 }
 
 static void launch_begin(const struct world *w, uint64_t op)
@@ -245,8 +266,9 @@ struct deaths {
     uint32_t kills, begun, restored, both, lost;
 };
 
-/* The repair, which may itself be cut short: then once more. */
-static void repair(struct world *w, uint64_t *state, struct deaths *d)
+/* The repair, which may itself be cut short: then once more. False: it is refused, as where a
+ * record speaks before what it says is there. */
+static bool repair(struct world *w, uint64_t *state, struct deaths *d)
 {
     static struct cuda_trail_head heads[CUDA_RECORDS_MAX];
     static struct cuda_trail_copy copies[CUDA_TRAIL_COPIES_MAX];
@@ -254,8 +276,8 @@ static void repair(struct world *w, uint64_t *state, struct deaths *d)
         heads[i] = w->records[i].head;
     struct shd_err e = { 0 };
     uint32_t count;
-    EXPECT_OK(cuda_trail_plan_repair(heads, w->chunks, 2 * CHUNKS, AREA_AT, copies, &count, &e),
-              &e);
+    if (cuda_trail_plan_repair(heads, w->chunks, 2 * CHUNKS, AREA_AT, copies, &count, &e) != SHD_OK)
+        return false;
     const uint32_t rounds = 1 + test_random(state) % 2;
     for (uint32_t round = 1; round <= rounds; round++)
         for (uint32_t i = 0; i < count && (round == rounds || i < count / 2); i++)
@@ -266,6 +288,7 @@ static void repair(struct world *w, uint64_t *state, struct deaths *d)
     if (test_random(state) % 2 == 0) /* or left to shd_trail_begin */
         for (uint32_t i = 0; i < CUDA_RECORDS_MAX; i++)
             w->records[i].head.busy = 0;
+    return true;
 }
 
 /* Where a process ends: at this event of this launch of its, or of a later one if that has fewer.
@@ -328,7 +351,8 @@ static bool script_killed(struct world *w, struct inputs *in, const uint64_t *wa
     static const unsigned grids[] = { 1, 2, 3, 8, 37, 64 };
     world_reset(w);
     while (w->done < SCRIPT_OPS) {
-        repair(w, state, d);
+        if (!repair(w, state, d))
+            return false;
         const struct emulate_options options = {
             .seed = test_random(state) | 1,
             .resident = 1 + (unsigned)(test_random(state) % 6),
@@ -445,8 +469,10 @@ TEST(records_that_point_outside_are_refused)
         { offsetof(struct cuda_trail_head, first_chunk), 0, "array 1" }, /* ends beyond */
         { offsetof(struct cuda_trail_head, array_count), 0, "0 arrays" },
         { offsetof(struct cuda_trail_head, array_count), 4, "4 arrays" },
-        { offsetof(struct cuda_trail_head, offset_bytes[1]), 3 * ARRAY_BYTES + 4, "array 1" },
-        { offsetof(struct cuda_trail_head, offset_bytes[1]), 2 * ARRAY_BYTES + 1, "array 1" },
+        { offsetof(struct cuda_trail_head, offset_bytes[1]), AREA_AT - ARRAY_BYTES + 4, "array 1" },
+        { offsetof(struct cuda_trail_head, offset_bytes[1]), (AREA_AT - QUANT_BYTES + 4) | 1,
+          "array 1" },
+        { offsetof(struct cuda_trail_head, offset_bytes[1]), 2 * ARRAY_BYTES + 2, "array 1" },
         { offsetof(struct cuda_trail_head, offset_bytes[0]), UINT64_MAX - 3, "array 0" },
         { offsetof(struct cuda_trail_head, offset_bytes[0]), AREA_AT + 4, "array 0" },
     };

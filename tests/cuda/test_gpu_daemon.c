@@ -36,6 +36,7 @@ static uint32_t steps = STEPS;
 
 static const char adamw[] = SPEC("{\"kind\":\"adamw\",\"beta1\":0.9,\"beta2\":0.95,\"eps\":1e-8}");
 static const char sgd[] = SPEC("{\"kind\":\"sgd\",\"momentum\":0.9}");
+static const char int8[] = SPEC("{\"kind\":\"adamw\",\"beta1\":0.9,\"moments\":\"int8\"}");
 static const char lion[] = SPEC("{\"kind\":\"lion\",\"beta1\":0.9,\"beta2\":0.99}");
 
 /* -- Runs ---------------------------------------------------------------------------------------
@@ -131,6 +132,11 @@ TEST(lion_is_that_of_the_host)
     expect_gpu_as_cpu(lion);
 }
 
+TEST(moments_in_8_bits_are_those_of_the_host)
+{
+    expect_gpu_as_cpu(int8);
+}
+
 TEST(gpu_and_host_side_by_side_are_two_hosts)
 {
     static struct hand_digest want;
@@ -189,16 +195,16 @@ TEST(spilled_gradients_count_as_the_others)
 /* -- Killed -------------------------------------------------------------------------------------
  */
 
-TEST(killed_at_random_it_comes_to_the_same)
+static void kill_at_random(const char *json)
 {
     static struct hand_digest want;
     unsigned random = (unsigned)test_seed(20261122);
     int kills = 0;
     steps = 30;
-    reference(adamw, mixed, 2, &want);
+    reference(json, mixed, 2, &want);
     share();
     fixture_start_kept(&daemons, 2, "");
-    struct hand_job job = job_of(adamw, mixed, 2);
+    struct hand_job job = job_of(json, mixed, 2);
     job.backwards = true;
     const pid_t pid = hand_fork(&job);
     for (; kills < 30 && atomic_load(&shared->step) < steps; kills++) {
@@ -210,6 +216,16 @@ TEST(killed_at_random_it_comes_to_the_same)
     expect_same(&want);
     EXPECT(kills >= 5);
     fixture_stop(&daemons);
+}
+
+TEST(killed_at_random_it_comes_to_the_same)
+{
+    kill_at_random(adamw);
+}
+
+TEST(killed_at_random_with_moments_in_8_bits_it_comes_to_the_same)
+{
+    kill_at_random(int8);
 }
 
 #ifdef SHD_FAIL_POINTS

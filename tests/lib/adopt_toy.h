@@ -24,6 +24,7 @@ static const struct kind kinds[] = {
     { TOY_LION, "f16", true, false, 2, false },
     { TOY_ADAMW, "bf16", true, true, 1, true },
     { TOY_SGD, "f32", false, true, UINT64_MAX, true },
+    { TOY_ADAMW ", \"moments\": \"int8\"", "bf16", true, true, 1, true },
 };
 
 const char *kind_spec(const struct kind *k);

@@ -166,7 +166,7 @@ const char *pt_spec(const struct pt_model *p)
     snprintf(json, sizeof json,
              "{ \"name\": \"%s\", \"seed\": 5, \"micro_batches\": 4, \"publish\": \"%s\","
              "  \"grad_dtype\": \"%s\", %s%s"
-             "  \"accumulate\": %u, \"optimizer\": { \"kind\": \"adamw\" }, \"units\": ["
+             "  \"accumulate\": %u, \"optimizer\": { \"kind\": \"adamw\"%s }, \"units\": ["
              "  { \"name\": \"embed\", \"tensors\": [ { \"name\": \"wte\", \"shape\": [61, 83]%s,"
              "      \"init\": [\"normal\", 0, 0.5] } ] },"
              "  { \"name\": \"h0\", \"tensors\": [ { \"name\": \"h0.w\", \"shape\": [4099]%s,"
@@ -186,8 +186,8 @@ const char *pt_spec(const struct pt_model *p)
                        "  { \"name\": \"s\", \"optimizer\": { \"kind\": \"mean\" } } ],"
                      : "",
              p->ema ? "\"ema\": 0.9, \"ema_warmup\": true, " : "",
-             p->accumulate > 0 ? p->accumulate : 1, own, own, own, mean, trainable, own, mean, own,
-             own);
+             p->accumulate > 0 ? p->accumulate : 1, p->int8 ? ", \"moments\": \"int8\"" : "", own,
+             own, own, mean, trainable, own, mean, own, own);
     return json;
 }
 

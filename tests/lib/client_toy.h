@@ -64,6 +64,7 @@ struct pt_model {
     bool frozen;               /* h1 */
     bool mean;                 /* h1, and e1, an expert, are means */
     bool ema;                  /* with a warm-up */
+    bool int8;                 /* moments in 8 bits */
     enum shd_dtype grad_dtype; /* 0: fp32 */
 };
 

@@ -10,11 +10,15 @@ static const struct kern_hyper trail_hypers[] = {
     { 3e-2f, 0, 0.8f, 0.95f, 1e-6f, 0.7f, 0.4f, { .scale = 0 } },
 };
 
+#define ARRAYS_BYTES (5 * ELEMS * sizeof(float) + 2 * quant_bytes(ELEMS))
+
+#define RUNS_MAX 8u
+
 struct world world_new(void)
 {
     EXPECT_EQ(kern_trail_chunks(ELEMS), CHUNKS);
     const uint64_t area_bytes = (KERN_TRAIL_BYTES + 4095) / 4096 * 4096, marks_bytes = 4096;
-    struct world w = { .bytes = area_bytes + marks_bytes + 5 * ELEMS * sizeof(float) };
+    struct world w = { .bytes = area_bytes + marks_bytes + ARRAYS_BYTES };
     void *base = mmap(NULL, w.bytes, PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     EXPECT(base != MAP_FAILED);
@@ -26,6 +30,8 @@ struct world world_new(void)
     w.m = w.p + ELEMS;
     w.v = w.m + ELEMS;
     w.e = w.v + ELEMS;
+    w.q[0] = (struct kern_array){ w.e + ELEMS, QUANT_SIGNED };
+    w.q[1] = (struct kern_array){ (uint8_t *)w.q[0].base + quant_bytes(ELEMS), QUANT_UNSIGNED };
     return w;
 }
 
@@ -44,6 +50,30 @@ void world_reset(const struct world *w)
     fill_awkward(w->e, ELEMS, false, 45);
     for (uint64_t i = 0; i < ELEMS; i++) /* a second moment is not negative */
         w->v[i] = fabsf(w->v[i]);
+    struct kern *k = device_new("scalar", 1);
+    for (uint32_t i = 0; i < 2; i++)
+        EXPECT_RUNS(quantize, k,
+                    (&(struct kern_quantize){ w->q[i], 0, i == 0 ? w->m : w->v, ELEMS }));
+    k->ops->free(k);
+}
+
+/* The runs from the blocks on that they begin in, or else in which the one before ends. */
+static uint32_t runs_of_blocks(const struct inputs *in, struct kern_run runs[RUNS_MAX])
+{
+    uint64_t end = 0;
+    uint32_t count = 0;
+    EXPECT(in->run_count <= RUNS_MAX);
+    for (uint32_t i = 0; i < in->run_count; i++) {
+        const struct kern_run *run = &in->runs[i];
+        uint64_t first = run->first_elem / QUANT_BLOCK_ELEMS * QUANT_BLOCK_ELEMS;
+        if (first < end)
+            first = layout_align(end, QUANT_BLOCK_ELEMS);
+        if (first >= run->first_elem + run->elems)
+            continue;
+        end = run->first_elem + run->elems;
+        runs[count++] = (struct kern_run){ first, end - first, run->hyper };
+    }
+    return count;
 }
 
 struct inputs *inputs_new(void)
@@ -116,8 +146,10 @@ static int queue_accumulate(struct kern *k, const struct world *w, const struct 
 static int queue_update(struct kern *k, const struct world *w, struct inputs *in, uint64_t op,
                         bool trail, struct kern_done *done)
 {
-    static const enum spec_optimizer kinds[] = { SPEC_SGD, SPEC_ADAMW, SPEC_LION, SPEC_MEAN };
-    const enum spec_optimizer kind = kinds[op / 4 % 4];
+    static const enum spec_optimizer kinds[SCRIPT_UPDATES] = { SPEC_SGD, SPEC_ADAMW, SPEC_LION,
+                                                               SPEC_MEAN, SPEC_ADAMW };
+    const enum spec_optimizer kind = kinds[op / 4 % SCRIPT_UPDATES];
+    struct kern_run runs[RUNS_MAX];
     struct kern_op queued = { .kind = KERN_UPDATE };
     queued.update = (struct kern_update){
         .kind = kind,
@@ -137,6 +169,13 @@ static int queue_update(struct kern *k, const struct world *w, struct inputs *in
     };
     if (kind != SPEC_MEAN && in->averages)
         queued.update.ema = (struct kern_ema){ w->e, 0.125f, 2 * CHUNKS };
+    if (op / 4 % SCRIPT_UPDATES == OP_INT8 / 4) {
+        queued.update.int8 = true;
+        queued.update.m = w->q[0].base;
+        queued.update.v = w->q[1].base;
+        queued.update.runs = runs;
+        queued.update.run_count = runs_of_blocks(in, runs);
+    }
     if (trail)
         queued.update.trail = trail_of(w, op, CHUNKS);
     return queue_op(k, in, &queued, done);
@@ -158,7 +197,7 @@ uint64_t world_digest(const struct world *w)
 {
     const uint8_t *at = (const uint8_t *)w->acc;
     uint64_t digest = 1;
-    for (uint64_t i = 0; i < 5 * ELEMS * sizeof(float); i += sizeof(uint64_t)) {
+    for (uint64_t i = 0; i < ARRAYS_BYTES; i += sizeof(uint64_t)) {
         uint64_t word;
         memcpy(&word, at + i, sizeof word);
         digest = (digest ^ word) * UINT64_C(0x9e3779b97f4a7c15);

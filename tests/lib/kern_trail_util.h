@@ -5,10 +5,12 @@
 
 #include "tests/lib/kern_util.h"
 
-#define ELEMS      (164 * BLOCK) /* chunks with a short last one; above the streaming threshold */
-#define CHUNKS     6u            /* kern_trail_chunks(ELEMS) */
-#define ALL_CHUNKS (3 * CHUNKS)
-#define SCRIPT_OPS 12u
+#define ELEMS          (164 * BLOCK) /* chunks with a short last one; above the streaming threshold */
+#define CHUNKS         6u            /* kern_trail_chunks(ELEMS) */
+#define ALL_CHUNKS     (3 * CHUNKS)
+#define SCRIPT_OPS     20u
+#define SCRIPT_UPDATES 5u  /* that take turns, the fourth of them a mean */
+#define OP_INT8        16u /* the update in 8 bits, of AdamW */
 
 /* One mapping, as a segment: the trail, then the arrays. */
 struct marks {
@@ -24,6 +26,7 @@ struct world {
     struct kern_trail_area *area;
     struct marks *marks;
     float *acc, *p, *m, *v, *e; /* [ELEMS] */
+    struct kern_array q[2];     /* behind them: moments in 8 bits */
 };
 
 /* What operations read, the same in every process, and where they publish. */
@@ -56,7 +59,7 @@ struct kern_trail trail_of(const struct world *w, uint64_t op, uint64_t first_ch
 int script_run(struct kern *k, const struct world *w, struct inputs *in, uint64_t op, bool trail,
                struct kern_sum *ret_sum);
 
-/* Of acc, p, m, v and e. */
+/* Of acc, p, m, v, e and the moments in 8 bits. */
 uint64_t world_digest(const struct world *w);
 
 /* What the script does undisturbed, without a trail. */

@@ -322,7 +322,7 @@ static const struct peer_knob deepspeed_knobs[] = {
     { "bf16.check_grad_overflow", PEER_SAME, "a step with a gradient not finite is skipped", NULL },
     { "bf16.immediate_grad_update", PEER_SAME, "a gradient is added when it comes", NULL },
     { "bf16.bf16_master_weights_and_grads", PEER_REFUSED, "masters are fp32", NULL },
-    { "bf16.bf16_optimizer_states", PEER_REFUSED, "moments are fp32", NULL },
+    { "bf16.bf16_optimizer_states", PEER_REFUSED, "moments are fp32, or int8", NULL },
     { "amp.*", PEER_REFUSED, "apex is not supported: torch.autocast in the script", NULL },
     { "torch_autocast.*", PEER_SCRIPT, "torch.autocast around the forward", NULL },
     { "data_types.grad_accum_dtype", PEER_SAME, "", take_sum_dtype },

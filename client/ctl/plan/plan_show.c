@@ -173,6 +173,11 @@ static int print_owners(const struct spec *spec, const struct plan_ask *ask,
             text_size(o.max.ledger + o.max.board + o.max.spec, rest), text_size(o.max.spare, spare),
             text_size(o.max.all, all), text_size(o.total_bytes, total),
             text_size(o.max.spill_max, spill), publish);
+    if (spec->int8)
+        fprintf(out,
+                "  Of the state, moments in 8 bits: %g bytes a parameter; in fp32 it were %u.\n",
+                spec_moments(spec) * (double)QUANT_TILE_BYTES / QUANT_TILE_ELEMS,
+                spec_moments(spec) * (unsigned)sizeof(float));
     if (ask->state_on_file)
         fprintf(out, "  On files: %s state each at most, %s in all.\n",
                 text_size(o.max.file, state), text_size(o.total_file_bytes, total));

@@ -75,9 +75,13 @@ static uint64_t bytes_at(const struct shown *s, const struct spec_tensor *t, uin
 {
     const struct spec_unit *unit = &s->spec->units[t->unit];
     const uint64_t arrays = spec_unit_arrays(s->spec, t->unit) + !unit->frozen;
+    const uint64_t int8 = s->spec->int8 ? spec_unit_moments(s->spec, t->unit) : 0;
     uint64_t first;
     const struct slice slice = layout_slice(unit->elems, owner, shd_owners(s->session));
-    return arrays * sizeof(float) * layout_intersect(slice, t->offset_elems, t->elems, &first);
+    const uint64_t elems = layout_intersect(slice, t->offset_elems, t->elems, &first);
+    const uint64_t blocks = (elems + QUANT_BLOCK_ELEMS - 1) / QUANT_BLOCK_ELEMS;
+    return (arrays - int8) * sizeof(float) * elems +
+           int8 * blocks * (QUANT_BLOCK_ELEMS + sizeof(float));
 }
 
 #define SHAPE_BYTES 192u

@@ -37,7 +37,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
           name: Optional[str] = None, address: Optional[str] = None, overlap: bool = True,
           publish: Optional[torch.dtype] = None, grad_dtype: Optional[torch.dtype] = None,
           restore: Optional[str] = None, timeout: Optional[float] = None, device: Any = None,
-          guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False
+          guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False, moments: str = 'f32'
           ) -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
 
@@ -78,10 +78,13 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
                 optimizer.last.guard says which one did; the loss of a rule is the first number of sd.report().
                 With 'rewind' the model goes back to a snapshot: that is a StepReset
     guard_audit a step that is skipped names the micro-batch that brought most of it (optimizer.last.cause_micro)
+    moments     of the optimizer, as the owners keep them: 'f32', or 'int8', which is 2 bytes of a parameter where
+                AdamW's are 8, by block-wise dynamic quantization (docs/numerics.md)
     """
     check.check_two(module, optimizer)
     check.check_choice('grads', grads, 'stream', 'step')
     check.check_choice('loss', loss, 'mean', 'sum')
+    check.check_choice('moments', moments, 'f32', 'int8')
     check.check_count('accumulate', accumulate, 1)
     check.check_count('micro_batches', micro_batches, 0)
     check.check_count('micro_batches_max', micro_batches_max, 0)
@@ -120,10 +123,10 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     statistics = buffers_of(module, buffers, len(optimizer.param_groups))
     every = statistics + parts  # they are updated in this order, and step() waits for the statistics
     for index, unit in enumerate(every):
-        unit.index = index
+        unit.index, unit.align = index, 64 if moments == 'int8' else 32
     dtype, where = layout.dtype_of(parts), device_of((part for unit in parts for part in unit.parts), device)
     spec = layout.spec_of(every, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
-                          grad_dtype, verify_every, guard, guard_audit, micro_batches_max)
+                          grad_dtype, verify_every, guard, guard_audit, micro_batches_max, moments)
 
     def begin(session: Session) -> Engine:
         model = attach.open_model(session, spec, name, every, place.rank == 0, timeout, init, restore)

@@ -36,6 +36,7 @@ class Unit:
     parts: list[Part]
     trainable: bool
     address: int = 0
+    align: int = 32  # where tensors begin, in elements: 64 in a model with moments in 8 bits
     array: Any = None
     modules: list[nn.Module] = dataclasses.field(default_factory=list)
 
@@ -119,10 +120,10 @@ def _modules_that_need(unit: Unit, modules: dict[str, nn.Module]) -> list[nn.Mod
 
 
 def elems_of(unit: Unit) -> int:
-    """Of the unit's array; and where each tensor is in it: at the next multiple of 32 (shd.h)."""
+    """Of the unit's array; and where each tensor is in it: at the next multiple of unit.align (docs/protocol.md)."""
     at = 0
     for part in unit.parts:
-        part.offset = -(-at // 32) * 32
+        part.offset = -(-at // unit.align) * unit.align
         at = part.offset + part.parameter.numel()
     return at
 
@@ -167,7 +168,7 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, micro_batches: int,
             publish: torch.dtype, grad_dtype: Optional[torch.dtype] = None,
             verify_every: int = 0, guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False,
-            micro_batches_max: int = 0) -> str:
+            micro_batches_max: int = 0, moments: str = 'f32') -> str:
     """The model's specification, in JSON (docs/protocol.md)."""
     # Rates are those of each step, so the specification has none. As in PyTorch, what had no gradient stays.
     groups: list[dict[str, Any]] = [{'name': f'group{at}', 'idle': 'skip'}
@@ -178,9 +179,10 @@ def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, 
     rules |= {'guard_audit': True} if guard_audit else {}
     if micro_batches_max > micro_batches:
         rules['micro_batches_max'] = micro_batches_max
+    owners = optimizer_spec(optimizer) | ({'moments': moments} if moments != 'f32' else {})
     return json.dumps(rules | ({'guard': list(guard)} if guard else {}) | {
         'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[publish],
-        'grad_dtype': DTYPES[grad_dtype or torch.float32], 'optimizer': optimizer_spec(optimizer), 'groups': groups,
+        'grad_dtype': DTYPES[grad_dtype or torch.float32], 'optimizer': owners, 'groups': groups,
         'units': [{'name': unit.name, 'tensors': [
             {'name': part.name, 'shape': shape_of(part.parameter), 'group': f'group{part.group}',
              'trainable': part.trainable} for part in unit.parts]} for unit in units]})

@@ -492,6 +492,46 @@ class Values(unittest.TestCase):
             return True
         self.assertTrue(run(work)[0])
 
+    def test_moments_in_8_bits(self):
+        """Losses near those of fp32 moments; state that goes to a plain optimizer and back bit by bit; no bit of a split."""
+        def work():
+            found = {}
+            for name, flags in {'wide': {}, 'small': {'moments': 'int8'}}.items():
+                module = made(Gpt)
+                module, opt = sd.shard(module, adamw(module), name='moments-' + name, address='local:', **flags)
+                found[name] = []
+                for step in range(8):
+                    loss = module(step)
+                    loss.backward()
+                    opt.step()
+                    opt.zero_grad()
+                    found[name].append(loss.item())
+                found[name + '-digest'] = sd.digest(module)
+                state = opt.state_dict()
+                opt.load_state_dict(state)
+                again = opt.state_dict()
+                for at, values in state['state'].items():
+                    for key, value in values.items():
+                        self.assertTrue(torch.equal(value, again['state'][at][key]), (name, at, key))
+                plain_one = adamw(copy.deepcopy(module))
+                plain_one.load_state_dict(state)
+                sd.close(module)
+            return found
+        found = run(work)[0]
+        self.assertNotEqual(found['wide-digest'], found['small-digest'])
+        for a, b in zip(found['wide'], found['small']):
+            self.assertAlmostEqual(a, b, delta=0.01 * a)
+
+        def two(**where):
+            module = made(Gpt)
+            module, opt = sd.shard(module, adamw(module), name='moments-split', moments='int8', **where)
+            for step in range(2):
+                module(step).backward()
+                opt.step()
+                opt.zero_grad()
+            return sd.digest(module), [p.detach().sum().item() for p in module.parameters()]
+        self.assertEqual(run(two)[0], run(lambda: two(address='local:'))[0])
+
     def test_safetensors_in_and_out(self):
         path = os.path.join(DAEMONS.directory, 'gpt.safetensors')
 

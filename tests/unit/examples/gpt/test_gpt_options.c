@@ -75,6 +75,7 @@ static const struct {
     { "--clip -1", "its limits are 0 and 1000000000" },
     { "--dim 100 --heads 3", "--dim 100 is not a multiple of --heads 3" },
     { "--optimizer adam", "'adam' is not adamw, sgd or lion" },
+    { "--moments bf16", "--moments 'bf16' is not fp32 or int8" },
     { "--threads 1000", "its limits are 1 and 256" },
     { "--seq", "--seq needs a value" },
     { "--standalone=1", "takes no value" },

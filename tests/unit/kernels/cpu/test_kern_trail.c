@@ -15,7 +15,7 @@ static void expect_trail_idle(const struct world *w, uint64_t op, const char *la
         if (word != (op << 17 | elems))
             FAIL("%s: op %" PRIu64 ": chunk %" PRIu64 " says %" PRIx64, label, op, c, word);
         const uint64_t average = w->marks->chunks[2 * CHUNKS + c], last = op - op % 4;
-        if (op / 4 % 4 != 3 && average != (last == 0 ? 0 : last << 17 | elems))
+        if (op / 4 % SCRIPT_UPDATES != 3 && average != (last == 0 ? 0 : last << 17 | elems))
             FAIL("%s: op %" PRIu64 ": chunk %" PRIu64 " of the average says %" PRIx64, label, op, c,
                  average);
     }

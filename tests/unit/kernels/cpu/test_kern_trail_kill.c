@@ -165,7 +165,7 @@ TEST(killed_processes_are_finished_by_their_successors)
 
 #define STEP_ELEMS  BLOCK /* only this much of each array is ever changed */
 #define STEP_CASE_S 2u    /* a case that takes longer stops being stepped, and says so */
-#define WINDOWS     7u
+#define WINDOWS     9u
 
 struct window {
     uint64_t offset, bytes;
@@ -174,12 +174,14 @@ struct window {
 /* What a stepped operation can change, as parts of the mapping. */
 static void windows_of(const struct world *w, struct window *ret)
 {
-    const void *const at[WINDOWS] = { w->area, w->marks, w->acc, w->p, w->m, w->v, w->e };
+    const void *const at[WINDOWS] = { w->area, w->marks, w->acc,       w->p,        w->m,
+                                      w->v,    w->e,     w->q[0].base, w->q[1].base };
     for (uint32_t i = 0; i < WINDOWS; i++) {
         ret[i].offset = (uint64_t)((const uint8_t *)at[i] - w->base);
         ret[i].bytes = i == 0   ? sizeof(struct trail_record)
                        : i == 1 ? sizeof(struct marks)
-                                : STEP_ELEMS * sizeof(float);
+                       : i < 7  ? STEP_ELEMS * sizeof(float)
+                                : quant_bytes(STEP_ELEMS);
     }
 }
 
@@ -347,6 +349,7 @@ static void step_case(struct stepping *s, const char *isa, uint64_t op)
 {
     static const char *const names[] = { "adamw", "first accumulate", "accumulate",
                                          "accumulate with sum" };
+    const char *name = op == OP_INT8 ? "adamw int8" : names[op % 4];
     s->op = op;
     s->k = NULL;
     world_reset(&s->live);
@@ -358,19 +361,19 @@ static void step_case(struct stepping *s, const char *isa, uint64_t op)
     const pid_t pid = fork_op(s, isa);
     s->k = device_new(successor_of(isa), 1);
     if (!step_child(s, pid, s->in->here))
-        FAIL("%s %s: finished from instruction %" PRIu64 " it has other bits", isa, names[op % 4],
+        FAIL("%s %s: finished from instruction %" PRIu64 " it has other bits", isa, name,
              s->instructions);
     s->k->ops->free(s->k);
     EXPECT_EQ(s->live.marks->done, op);
     EXPECT(windows_same(&s->live, &s->end, s->win, 2));
-    step_report(s, isa, names[op % 4]);
+    step_report(s, isa, name);
 
     windows_copy(&s->live, &s->mid, s->win);
     const pid_t repairing = fork_repair(s);
     s->k = device_new(successor_of(isa), 1);
     if (!step_child(s, repairing, true))
-        FAIL("%s %s: repaired and killed at instruction %" PRIu64 " it has other bits", isa,
-             names[op % 4], s->instructions);
+        FAIL("%s %s: repaired and killed at instruction %" PRIu64 " it has other bits", isa, name,
+             s->instructions);
     s->k->ops->free(s->k);
     step_report(s, isa, "repair");
 }
@@ -394,6 +397,7 @@ static void step_cases(bool here)
     for (const char *const *isa = kern_cpu_isas(); *isa != NULL; isa++) {
         step_case(&s, *isa, 4); /* AdamW */
         step_case(&s, *isa, 3);
+        step_case(&s, *isa, OP_INT8);
     }
     for (size_t i = 0; i < ARRAY_SIZE(worlds); i++)
         world_free(worlds[i]);

@@ -371,7 +371,9 @@ static void check_hash(struct kern *k, const char *label, void *arg)
             memset(out, 0xa5, sizeof out);
             const uint64_t leaves = kern_hash_leaves(heads[h], sizes[s]);
             EXPECT(leaves < ARRAY_SIZE(out));
-            const struct kern_hash a = { x + 1, sizes[s], heads[h], out };
+            const struct kern_hash a = {
+                .x = x + 1, .elems = sizes[s], .head_elems = heads[h], .out = out
+            };
             EXPECT_RUNS(hash, k, &a);
             uint64_t first = 0, piece = heads[h];
             for (uint64_t i = 0; i < leaves; i++, first += piece, piece = BLOCK) {
@@ -399,7 +401,8 @@ TEST(hash_known_answer)
     const float zero = 0;
     uint8_t out[1][32];
     struct kern *k = device_new(NULL, 1);
-    EXPECT_RUNS(hash, k, (&(struct kern_hash){ &zero, 1, 2048, out }));
+    EXPECT_RUNS(hash, k,
+                (&(struct kern_hash){ .x = &zero, .elems = 1, .head_elems = 2048, .out = out }));
     EXPECT(memcmp(out[0], want, sizeof want) == 0);
     k->ops->free(k);
 }
@@ -462,10 +465,18 @@ TEST(bad_arguments_of_plain_ops_are_refused)
     EXPECT_REFUSED(sumsq, (&(struct kern_sumsq){ array_a, 2049, &sum }), SHD_ERANGE, "2049");
 
     uint8_t out[2][32];
-    EXPECT_REFUSED(hash, (&(struct kern_hash){ array_a, 0, 1, out }), SHD_ERANGE, "no elements");
-    EXPECT_REFUSED(hash, (&(struct kern_hash){ array_a, 9, 0, out }), SHD_ERANGE, " 0 ");
-    EXPECT_REFUSED(hash, (&(struct kern_hash){ array_a, 9, 2049, out }), SHD_ERANGE, "2049");
-    EXPECT_REFUSED(hash, (&(struct kern_hash){ array_a, 9, 2048, NULL }), SHD_EINVAL, "out");
+    EXPECT_REFUSED(hash,
+                   (&(struct kern_hash){ .x = array_a, .elems = 0, .head_elems = 1, .out = out }),
+                   SHD_ERANGE, "no elements");
+    EXPECT_REFUSED(hash,
+                   (&(struct kern_hash){ .x = array_a, .elems = 9, .head_elems = 0, .out = out }),
+                   SHD_ERANGE, " 0 ");
+    EXPECT_REFUSED(
+        hash, (&(struct kern_hash){ .x = array_a, .elems = 9, .head_elems = 2049, .out = out }),
+        SHD_ERANGE, "2049");
+    EXPECT_REFUSED(
+        hash, (&(struct kern_hash){ .x = array_a, .elems = 9, .head_elems = 2048, .out = NULL }),
+        SHD_EINVAL, "out");
     k->ops->free(k);
 }
 

@@ -114,7 +114,7 @@ TEST(an_average_follows_the_moments)
         EXPECT_EQ(shardmap_array_elem(map, (uint32_t)ema, 3),
                   map->elems + moments * elems + map->slice[2].elems);
         EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_ACC, 2), map->elems + ema * elems);
-        EXPECT_EQ(shardmap_kept_elems(map), map->elems + ema * elems);
+        EXPECT_EQ(shardmap_kept_bytes(map), (map->elems + ema * elems) * sizeof(float));
         EXPECT_EQ(shardmap_state_bytes(map), 4 * (map->elems + ema * elems + map->train_elems));
         EXPECT(!spec_unit_ema(spec, 0) && !spec_unit_ema(spec, 1) && spec_unit_ema(spec, 2));
         EXPECT(spec_unit_arrays(spec, 0) == 1 && spec_unit_arrays(spec, 2) == 2 + moments);

@@ -289,6 +289,42 @@ TEST(grad_dtype_is_fp32_where_nothing_is_said_and_then_not_written)
     spec_free(said);
 }
 
+/* Older builds know none; each tensor begins a block. */
+TEST(moments_are_written_where_they_are_in_8_bits)
+{
+    const char *frame = "{'name':'m','micro_batches':1,'optimizer':{%s},'units':[{'name':'u',"
+                        "'tensors':[{'name':'a','shape':[33]},{'name':'b','shape':[65]},"
+                        "{'name':'c','shape':[64]},{'name':'d','shape':[1]}]}]}";
+    struct shd_err e = { 0 };
+    struct spec *wide = parse(quoted(frame, "'kind':'adamw','moments':'f32'"));
+    struct spec *small = parse(quoted(frame, "'kind':'adamw','moments':'int8'"));
+    struct spec *lion = parse(quoted(frame, "'kind':'lion','moments':'int8'"));
+    static const uint64_t at[] = { 0, 64, 192, 256 };
+    EXPECT_EQ(wide->tensors[1].offset_elems, 64);
+    EXPECT_EQ(wide->tensors[2].offset_elems, 160);
+    for (uint32_t t = 0; t < 4; t++)
+        EXPECT_EQ(small->tensors[t].offset_elems, at[t]);
+    EXPECT_STATUS(spec_compare(wide, small, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "optimizer.moments is 'int8', the open model has 'f32'");
+    EXPECT_EQ(spec_array_quant(small, 0), QUANT_NONE);
+    EXPECT_EQ(spec_array_quant(small, 1), QUANT_SIGNED);
+    EXPECT_EQ(spec_array_quant(small, 2), QUANT_UNSIGNED);
+    EXPECT_EQ(spec_array_quant(lion, 2), QUANT_NONE); /* an average */
+    EXPECT_EQ(spec_array_quant(wide, 1), QUANT_NONE);
+    char *json = dump(small);
+    EXPECT_HAS(json, "\"moments\":\"int8\"");
+    struct spec *again = parse(json);
+    EXPECT_OK(spec_compare(small, again, &e), &e);
+    free(json);
+    json = dump(wide);
+    EXPECT(strstr(json, "moments") == NULL);
+    free(json);
+    spec_free(again);
+    spec_free(wide);
+    spec_free(small);
+    spec_free(lion);
+}
+
 TEST(orders_of_optimizers_are_written_where_they_are_torchs)
 {
     static const char *const frame = "{'name':'m','micro_batches':1,'optimizer':{%s}," SMALL_UNITS
