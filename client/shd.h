@@ -158,7 +158,8 @@ SHD_API uint32_t shd_owners(const shd_session *s); /* daemons of this session; "
  * on 8 (shd_micro_batches() says what the open step has); micro_batches_max: so many can be set by
  * shd_model_set(). accumulate, a, an integer that divides M
  * (1): a worker sums the gradients of micro-batches k a to k a + a - 1 and returns them once.
- * uses: units whose tensors this one reads too (tied weights), returned after the last use. */
+ * uses: units whose tensors this one reads too (tied weights), returned after the last use. A group
+ * may have "optimizer": { "kind": "muon" } or lamb; its units are whole at one owner each. */
 SHD_API int shd_model_open(shd_session *s, const char *spec_json, shd_model **ret_model,
                            struct shd_err *e);
 /* Attach to a model the daemons hold, by name (NULL: the only one there). */

@@ -24,6 +24,10 @@ static const char *unknown(const struct delta_rule *rule)
         break;
     case SPEC_LION:
         return "Lion goes by the sign of a mixture that is not kept";
+    case SPEC_MUON:
+        return "Muon goes by a matrix that is not kept";
+    case SPEC_LAMB:
+        return "LAMB goes by the parameters of before as well, which are not kept";
     case SPEC_MEAN:
         return "a mean is not updated by an optimizer";
     }
@@ -35,7 +39,7 @@ int delta_rule_of(const struct spec *spec, uint32_t tensor, const struct decisio
 {
     const struct spec_tensor *t = &spec->tensors[tensor];
     struct kern_hyper hypers[SHD_GROUPS_MAX];
-    struct delta_rule rule = { .kind = spec_unit_optimizer(spec, t->unit) };
+    struct delta_rule rule = { .kind = spec_group_optimizer(spec, t->group) };
     CHECK(!decision->skip && decision->put == 0);
     if (spec->int8)
         return err_set(e, SHD_ENOTSUP,
@@ -68,6 +72,8 @@ static double step_of(const struct delta *d, uint64_t i)
         return rate * m;
     case SPEC_LION:
     case SPEC_MEAN:
+    case SPEC_MUON:
+    case SPEC_LAMB:
         break;
     }
     CHECK(false); /* unknown() */

@@ -57,10 +57,15 @@ int kern_explain(struct kern *k, int status, struct shd_err *e, const char *what
     return err_set(e, status, "%s failed: %s", what, why.text);
 }
 
+struct kern_rates kern_muon_rates(const struct kern_muon *h, double ratio)
+{
+    return (struct kern_rates){ .scale = 1, .keep = h->keep, .rate = (float)-(h->lr * ratio) };
+}
+
 struct kern_rates kern_rates_of(enum spec_optimizer kind, const struct kern_hyper *h,
                                 float grad_scale)
 {
-    if (spec_optimizer_rows[kind].in_torch_order) {
+    if (spec_optimizer_rows[kind].in_torch_order || kind == SPEC_MUON) {
         struct kern_rates t = h->torch;
         t.scale = grad_scale;
         return t;
@@ -75,6 +80,11 @@ struct kern_rates kern_rates_of(enum spec_optimizer kind, const struct kern_hype
         .rest2 = (float)(1 - (double)h->beta2),
         .eps = h->eps,
     };
+    if (kind == SPEC_LAMB) {
+        c.rate = (float)(1 / (double)h->bias1);
+        c.decay = h->weight_decay;
+        c.unbias = (float)(1 / sqrt((double)h->bias2));
+    }
     if (kind == SPEC_ADAMW) {
         c.rate = (float)((double)h->lr / (double)h->bias1);
         c.unbias = (float)(1 / sqrt((double)h->bias2));

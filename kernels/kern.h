@@ -105,12 +105,23 @@ struct kern_sumsq {
     struct kern_sum *sum;
 };
 
+/* Muon's, of a group of matrices. */
+struct kern_muon {
+    double lr;
+    float keep, eps; /* keep = 1 - lr * weight_decay */
+    float momentum;
+    float coefficients[3]; /* of the iteration's polynomial */
+    uint32_t steps;        /* of it */
+    bool nesterov;
+};
+
 /* Hyperparameters of one parameter group for one update. */
 struct kern_hyper {
     float lr, weight_decay;  /* decoupled decay: p -= lr * weight_decay * p, before the step */
     float beta1, beta2, eps; /* SGD: beta1 is the momentum; Lion: beta1, beta2 */
     float bias1, bias2;      /* AdamW: 1 - beta^t, t from 1; computed on the host in fp64 */
-    struct kern_rates torch; /* in torch's order: all but the scale, and nothing else of these */
+    struct kern_rates torch; /* in torch's order: all but the scale, and nothing else of these; */
+    struct kern_muon muon;   /* of Muon likewise (its momentum's), with these */
 };
 
 /* In fp64, rounded once. 1 - beta is exact for beta in [0.5, 1]. */
@@ -134,14 +145,55 @@ struct kern_change {
     bool whole;             /* &= : false when a predecessor had done some: its part is lacking */
 };
 
+/* A tensor that is updated as a whole: a matrix, by Muon, or any, by LAMB. */
+struct kern_matrix {
+    enum spec_optimizer kind;
+    uint64_t rows, cols; /* LAMB: as if it were one row */
+    double ratio;        /* Muon: of the learning rate, for the shape (proto/spec/muon.h) */
+};
+
+/* What lies at the beginning of scratch: a successor of the same operation on the same unit goes on
+ * with its last pass where this says so, for the parameters that LAMB's norms are of may be others
+ * by then. Stored when all that the last pass goes by is. */
+struct kern_whole_head {
+    _Atomic uint64_t op; /* 0: of none */
+    uint64_t first_chunk;
+};
+
+/* The tensors of a slice, each of them whole, that Muon and LAMB update beside an update's runs,
+ * which have none of their elements. It takes several passes over all of them: moments, then for
+ * each tensor what it is to change by (the Newton-Schulz iteration; LAMB's direction and the norms
+ * that its rate is of), then the parameters. m is Muon's momentum, and v is left alone; LAMB has
+ * both.
+ *
+ * The three passes in place have chunk words of their own, of the update's operation: from
+ * first_chunk on, kern_trail_chunks(elems) each. What is between them is a function of gradient,
+ * moments and parameters as they are then: a successor does it again, or finds it done, where it
+ * gives the operation again before any other that uses this scratch. */
+struct kern_whole {
+    const struct kern_run *runs; /* [count]: a tensor each; ascending */
+    const struct kern_matrix *matrices;
+    uint32_t count; /* 0: there are none */
+    float *scratch; /* whole_head_elems(count), elems of the slice, and muon_room_elems() of the
+                     * largest; aligned to 64; outlives the process where the trail does */
+    uint64_t first_chunk;
+
+    /* The device's own. */
+    enum spec_optimizer only;       /* this pass is of the tensors of one kind; 0: of all */
+    const struct kern_rates *rates; /* [count]: of the last pass; NULL: of their hypers */
+};
+
+/* Rates of the last pass. */
+struct kern_rates kern_muon_rates(const struct kern_muon *h, double ratio);
+
 /* One optimizer update of a slice. Runs are ascending, do not overlap, and may leave gaps:
  * elements in gaps are left alone, in publish too. */
 struct kern_update {
     enum spec_optimizer kind;
-    float *param;      /* [elems] fp32 master weights, updated in place */
-    float *m;          /* [elems] first moment / momentum, likewise; NULL: SPEC_MEAN has none */
-    float *v;          /* [elems] second moment, where the optimizer has one, else NULL */
-    bool int8;         /* m and v are in 8 bits (proto/spec/optimizer.h): runs begin at their blocks */
+    float *param; /* [elems] fp32 master weights, updated in place */
+    float *m;     /* [elems] first moment / momentum, likewise; NULL: SPEC_MEAN has none */
+    float *v;     /* [elems] second moment, where the optimizer has one, else NULL */
+    bool int8;    /* m and v are in 8 bits (proto/spec/optimizer.h): runs begin at their blocks */
     const float *grad; /* [elems] fp32 sum over micro-batches, not yet scaled */
     float grad_scale;  /* 1/M, clip factor and loss unscale in one; SPEC_MEAN: what to divide by */
     void *publish;     /* [elems] of publish_dtype: the new param, rounded to nearest even */
@@ -152,6 +204,7 @@ struct kern_update {
     const struct kern_hyper *hypers;
     uint32_t hyper_count;
     struct kern_trail trail;
+    struct kern_whole whole;    /* none on a GPU */
     struct kern_ema ema;        /* behind it, chunk by chunk: while the new param is in a cache */
     struct kern_change *change; /* if not NULL: written when done fires */
 };

@@ -164,6 +164,62 @@ KERN_FN void mean_step(const struct kern_rates *c, vec grad, vec *p, vec *m, vec
         *p = vec_div(grad, vec_set1(c->scale));
 }
 
+/* Muon's two passes over elements, as torch.optim.Muon has them (kernels/cpu/op_muon.h has what is
+ * between them). The momentum of a matrix, in p's place, where the flags say so:
+ *
+ *     g = grad * scale
+ *     d = g - p
+ *     p = fma(rest1, d, p)                buf.lerp_(grad, 1 - momentum)
+ *       = fma(rest1 - 1, d, g)            where rest1 >= 0.5
+ *
+ * and its parameters, by what is in the gradient's place, the orthogonalized matrix:
+ *
+ *     p = keep * p                        param.mul_(1 - lr * weight_decay)
+ *     p = fma(rate, grad, p)              param.add_(update, alpha=-adjusted_lr)
+ */
+/* NOLINTNEXTLINE(readability-non-const-parameter): the type of all steps */
+KERN_FN void muon_step(const struct kern_rates *c, vec grad, vec *p, vec *m, vec *v)
+{
+    (void)m;
+    (void)v;
+    if ((c->flags & KERN_MOMENTUM) == 0) {
+        *p = vec_fma(vec_set1(c->rate), grad, vec_mul(vec_set1(c->keep), *p));
+        return;
+    }
+    const vec g = vec_mul(grad, vec_set1(c->scale)), d = vec_sub(g, *p);
+    if (c->rest1 < 0.5f)
+        *p = vec_fma(vec_set1(c->rest1), d, *p);
+    else
+        *p = vec_fma(vec_set1(c->rest1 - 1), d, g);
+}
+
+/* LAMB's two moments, the first in p's place and the second in m's: adamw_step()'s lines 7 and 8.
+ * Y. You et al., "Large Batch Optimization for Deep Learning", ICLR 2020, algorithm 2
+ * (https://arxiv.org/abs/1904.00962). What the parameters change by (kernels/cpu/op_lamb.h):
+ *
+ *     a = rate * m                        m^, rate = 1 / bias1
+ *     s = fma(r, unbias, eps)             r = sqrt(v), unbias = 1 / sqrt(bias2)
+ *     q = a / s
+ *     u = fma(decay, p, q)                + lambda x
+ *
+ * and then p = fma(-lr * |p| / |u|, u, p), norms of the whole tensor, in fp64 (muon_step()).
+ */
+/* NOLINTNEXTLINE(readability-non-const-parameter): the type of all steps */
+KERN_FN void lamb_step(const struct kern_rates *c, vec grad, vec *p, vec *m, vec *v)
+{
+    (void)v;
+    const vec g = vec_mul(grad, vec_set1(c->scale));
+    *p = vec_fma(vec_set1(c->rest1), vec_sub(g, *p), *p);
+    *m = vec_fma(vec_mul(vec_set1(c->rest2), g), g, vec_mul(vec_set1(c->beta2), *m));
+}
+
+KERN_FN vec lamb_direction(const struct kern_rates *c, vec p, vec m, vec v)
+{
+    const vec s = vec_fma(vec_sqrt(v), vec_set1(c->unbias), vec_set1(c->eps));
+    const vec q = vec_div(vec_mul(vec_set1(c->rate), m), s);
+    return vec_fma(vec_set1(c->decay), p, q);
+}
+
 /* An exponential moving average of parameters: average = decay * average + rest * p, in the order
  * of torch.lerp, which torch.optim.swa_utils.get_ema_multi_avg_fn() goes by (rest = 1 - decay).
  * With FMA its CPU kernels (ATen/native/cpu/LerpKernel.cpp) round as this does.
@@ -206,12 +262,18 @@ KERN_FN void optimizer_step(enum spec_optimizer kind, const struct kern_rates *c
     case SPEC_MEAN:
         mean_step(c, grad, p, m, v);
         break;
+    case SPEC_MUON:
+        muon_step(c, grad, p, m, v);
+        break;
+    case SPEC_LAMB:
+        lamb_step(c, grad, p, m, v);
+        break;
     }
 }
 
 KERN_FN bool has_m(enum spec_optimizer kind)
 {
-    return kind != SPEC_MEAN;
+    return kind != SPEC_MEAN && kind != SPEC_MUON; /* of a pass of Muon's: muon_step() */
 }
 
 KERN_FN bool has_v(enum spec_optimizer kind)

@@ -8,6 +8,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/spec/muon.h"
 
 int runs_new(const struct spec *spec, uint32_t unit, struct slice slice, struct kern_run **ret_runs,
              uint32_t *ret_count, struct shd_err *e)
@@ -23,7 +24,7 @@ int runs_new(const struct spec *spec, uint32_t unit, struct slice slice, struct 
         const struct spec_tensor *st = &spec->tensors[t];
         uint64_t first;
         const uint64_t elems = layout_intersect(slice, st->offset_elems, st->elems, &first);
-        if (elems == 0)
+        if (elems == 0 || spec_is_whole(spec, st))
             continue;
         first -= slice.first_elem;
         struct kern_run *last = count > 0 ? &runs[count - 1] : NULL;
@@ -38,6 +39,39 @@ int runs_new(const struct spec *spec, uint32_t unit, struct slice slice, struct 
     }
     *ret_runs = runs;
     *ret_count = count;
+    return SHD_OK;
+}
+
+int runs_matrices(const struct spec *spec, uint32_t unit, struct slice slice,
+                  struct kern_whole **ret_whole, struct shd_err *e)
+{
+    const struct spec_unit *su = &spec->units[unit];
+    *ret_whole = NULL;
+    if (!su->wholes || slice.elems == 0)
+        return SHD_OK;
+    CHECK(slice.first_elem == 0 && slice.elems == su->elems);
+    const size_t each = sizeof(struct kern_matrix) + sizeof(struct kern_run);
+    struct kern_whole *whole = sys_calloc(1, sizeof *whole + su->tensor_count * each);
+    if (whole == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " matrices of unit '%s'",
+                       su->tensor_count, su->name);
+    struct kern_matrix *matrices = (void *)(whole + 1);
+    struct kern_run *runs = (void *)(matrices + su->tensor_count);
+    uint32_t count = 0;
+    for (uint32_t t = su->first_tensor; t < su->first_tensor + su->tensor_count; t++) {
+        const struct spec_tensor *st = &spec->tensors[t];
+        const struct muon_rule *muon = spec->groups[st->group].muon;
+        if (!spec_is_whole(spec, st))
+            continue;
+        struct kern_matrix of = { .kind = SPEC_LAMB, .rows = 1, .cols = st->elems, .ratio = 1 };
+        if (muon != NULL)
+            of = (struct kern_matrix){ SPEC_MUON, st->shape[0], st->shape[1],
+                                       muon_ratio(muon->adjust, st->shape[0], st->shape[1]) };
+        matrices[count] = of;
+        runs[count++] = (struct kern_run){ st->offset_elems, st->elems, st->group };
+    }
+    *whole = (struct kern_whole){ .runs = runs, .matrices = matrices, .count = count };
+    *ret_whole = whole;
     return SHD_OK;
 }
 
@@ -65,7 +99,7 @@ static int check_rate(const struct spec *spec, uint32_t g, struct rate_rule rule
                       struct shd_err *e)
 {
     const char *group = spec->groups[g].name;
-    const enum spec_optimizer kind = spec->groups[g].mean ? SPEC_MEAN : spec->optimizer;
+    const enum spec_optimizer kind = spec_group_optimizer(spec, g);
     if (isnan(x))
         return SHD_OK;
     if (rule.name == NULL)
@@ -83,13 +117,6 @@ int runs_check_rates(const struct spec *spec, const double *rates, uint32_t coun
                      struct shd_err *e)
 {
     static const struct rate_rule none = { NULL, 0 }; /* a mean has none */
-    const struct spec_optimizer_row *row = &spec_optimizer_rows[spec->optimizer];
-    const struct rate_rule rules[DECISION_RATES] = {
-        { "lr", (double)FLT_MAX },
-        { "weight_decay", (double)FLT_MAX },
-        { row->beta1_key, SPEC_BETA_MAX },
-        { row->beta2_key, SPEC_BETA_MAX },
-    };
     if (count != 0 && count != spec->group_count * DECISION_RATES)
         return err_set(e, SHD_EINVAL,
                        "rates of %" PRIu32 " groups are given, model '%.60s' has %" PRIu32
@@ -98,6 +125,13 @@ int runs_check_rates(const struct spec *spec, const double *rates, uint32_t coun
     int r = SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && i < count; i++) {
         const uint32_t g = i / DECISION_RATES;
+        const struct spec_optimizer_row *row = &spec_optimizer_rows[spec_group_optimizer(spec, g)];
+        const struct rate_rule rules[DECISION_RATES] = {
+            { "lr", (double)FLT_MAX },
+            { "weight_decay", (double)FLT_MAX },
+            { row->beta1_key, SPEC_BETA_MAX },
+            { row->beta2_key, SPEC_BETA_MAX },
+        };
         r = check_rate(spec, g, spec->groups[g].mean ? none : rules[i % DECISION_RATES], rates[i],
                        e);
     }
@@ -106,14 +140,14 @@ int runs_check_rates(const struct spec *spec, const double *rates, uint32_t coun
 
 static int check_eps(const struct spec *spec, const struct decision *d, struct shd_err *e)
 {
-    const char *key = spec_optimizer_rows[spec->optimizer].eps_key;
     if (d->eps_count != 0 && d->eps_count != spec->group_count)
         return err_set(e, SHD_EINVAL,
                        "eps of %" PRIu32 " groups is given, model '%.60s' has %" PRIu32,
                        d->eps_count, spec->name, spec->group_count);
     for (uint32_t g = 0; g < d->eps_count; g++) {
         const double x = d->eps[g];
-        if (!isnan(x) && (key == NULL || spec->groups[g].mean))
+        const char *key = spec_optimizer_rows[spec_group_optimizer(spec, g)].eps_key;
+        if (!isnan(x) && key == NULL)
             return err_set(e, SHD_EINVAL,
                            "group '%.60s': %g is given for an eps that its optimizer does not have",
                            spec->groups[g].name, x);
@@ -186,6 +220,36 @@ static struct kern_rates torch_rates(const struct spec *spec, const struct decis
     return c;
 }
 
+/* Likewise. What a matrix's shape does to its learning rate is of the matrix (kern_muon_rates()).
+ */
+static void muon_hyper(const struct spec *spec, const struct decision *decision, uint32_t g,
+                       struct kern_hyper *h)
+{
+    const struct decision_rates r = decision_rates_of(decision, g);
+    const struct spec_group *group = &spec->groups[g];
+    const struct muon_rule *rule = group->muon;
+    const double lr = or_else(r.lr, decision->lr * group->lr_scale);
+    const double decay = or_else(r.weight_decay, group->weight_decay);
+    const double momentum = or_else(r.beta1, rule->momentum);
+    h->torch = (struct kern_rates){ .rest1 = (float)(1 - momentum), .flags = KERN_MOMENTUM };
+    h->muon = (struct kern_muon){ .lr = lr,
+                                  .keep = (float)(1 - lr * decay),
+                                  .eps = (float)or_else(decision_eps_of(decision, g), rule->eps),
+                                  .momentum = (float)momentum,
+                                  .steps = rule->steps,
+                                  .nesterov = rule->nesterov };
+    for (uint32_t i = 0; i < ARRAY_SIZE(rule->coefficients); i++)
+        h->muon.coefficients[i] = (float)rule->coefficients[i];
+}
+
+/* The group's, or the model's. */
+static struct spec_lamb own_lamb(const struct spec *spec, uint32_t g)
+{
+    if (spec->groups[g].lamb != NULL)
+        return *spec->groups[g].lamb;
+    return (struct spec_lamb){ spec->beta1, spec->beta2, spec->eps };
+}
+
 void runs_hypers(const struct spec *spec, const struct decision *decision, uint64_t update,
                  struct kern_hyper *ret_hypers)
 {
@@ -194,19 +258,22 @@ void runs_hypers(const struct spec *spec, const struct decision *decision, uint6
         const struct spec_group *group = &spec->groups[g];
         const struct decision_rates r = decision_rates_of(decision, g);
         /* Kernels average with the betas in fp32: the correction must be for those. */
-        const float beta1 = (float)or_else(r.beta1, spec->beta1);
-        const float beta2 = (float)or_else(r.beta2, spec->beta2);
+        const struct spec_lamb own = own_lamb(spec, g);
+        const float beta1 = (float)or_else(r.beta1, own.beta1);
+        const float beta2 = (float)or_else(r.beta2, own.beta2);
         ret_hypers[g] = (struct kern_hyper){
             .lr = (float)or_else(r.lr, decision->lr * group->lr_scale),
             .weight_decay = (float)or_else(r.weight_decay, group->weight_decay),
             .beta1 = beta1,
             .beta2 = beta2,
-            .eps = (float)or_else(decision_eps_of(decision, g), spec->eps),
+            .eps = (float)or_else(decision_eps_of(decision, g), own.eps),
             .bias1 = (float)(1 - power((double)beta1, update)),
             .bias2 = (float)(1 - power((double)beta2, update)),
         };
         if (spec_optimizer_rows[spec->optimizer].in_torch_order)
             ret_hypers[g].torch = torch_rates(spec, decision, g, update);
+        if (group->muon != NULL)
+            muon_hyper(spec, decision, g, &ret_hypers[g]);
     }
 }
 

@@ -17,11 +17,17 @@
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
 
-/* Runs of `slice` of unit `unit`: one per tensor portion, neighbours of one group without a gap
- * between them joined; hyper = group index. *ret_runs (NULL when *ret_count is 0) is the caller's
- * to free(). Errors: SHD_ENOMEM. */
+/* Runs of `slice` of unit `unit` but for its matrices: one per tensor portion, neighbours of one
+ * group without a gap between them joined; hyper = group index. *ret_runs (NULL when *ret_count is
+ * 0) is the caller's to free(). Errors: SHD_ENOMEM. */
 int runs_new(const struct spec *spec, uint32_t unit, struct slice slice, struct kern_run **ret_runs,
              uint32_t *ret_count, struct shd_err *e);
+
+/* The matrices of `slice`, which is all of the unit or nothing where there are any. *ret_whole
+ * (NULL when it has none) is one block, the caller's to free(), without scratch and chunk words.
+ * Errors: SHD_ENOMEM. */
+int runs_matrices(const struct spec *spec, uint32_t unit, struct slice slice,
+                  struct kern_whole **ret_whole, struct shd_err *e);
 
 /* Are these rates of the model's groups? count: of numbers, as decision.rate_count. Errors:
  * SHD_ERANGE, SHD_EINVAL; they name the group, the rate and its limits. */

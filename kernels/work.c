@@ -8,7 +8,8 @@
 #include "proto/base/failpoint.h"
 #include "proto/spec/layout.h"
 
-#define TRAIL_ALIGN 128u /* of struct kern_trail_area, on every device */
+#define SCRATCH_ALIGN 64u
+#define TRAIL_ALIGN   128u /* of struct kern_trail_area, on every device */
 
 static int check_elems(const char *op, uint64_t elems, uint64_t multiple, struct shd_err *e)
 {
@@ -277,17 +278,83 @@ static int check_ema(const struct kern_ema *a, struct shd_err *e)
     return SHD_OK;
 }
 
-/* AdamW divides by the bias corrections. */
+/* AdamW and LAMB divide by the bias corrections. */
+static int check_group_bias(const char *op, const struct kern_update *a, uint32_t group,
+                            struct shd_err *e)
+{
+    const struct kern_hyper *h = &a->hypers[group];
+    if ((h->bias1 > 0 && h->bias1 <= 1) && (h->bias2 > 0 && h->bias2 <= 1))
+        return SHD_OK;
+    return err_set(e, SHD_ERANGE,
+                   "%s: group %" PRIu32 " has bias corrections %g and %g, not in (0, 1]", op, group,
+                   (double)h->bias1, (double)h->bias2);
+}
+
 static int check_bias(const struct kern_update *a, struct shd_err *e)
 {
-    for (uint32_t i = 0; i < a->run_count; i++) {
-        const struct kern_hyper *h = &a->hypers[a->runs[i].hyper];
-        if (!(h->bias1 > 0 && h->bias1 <= 1) || !(h->bias2 > 0 && h->bias2 <= 1))
-            return err_set(e, SHD_ERANGE,
-                           "adamw: group %" PRIu32 " has bias corrections %g and %g, not in (0, 1]",
-                           a->runs[i].hyper, (double)h->bias1, (double)h->bias2);
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < a->run_count; i++)
+        r = check_group_bias("adamw", a, a->runs[i].hyper, e);
+    return r;
+}
+
+/* Matrix `i`, which begins at `end` or behind it. */
+static int check_matrix(const struct kern_update *a, uint32_t i, uint64_t end, struct shd_err *e)
+{
+    const struct kern_run *run = &a->whole.runs[i];
+    const struct kern_matrix *matrix = &a->whole.matrices[i];
+    if (matrix->kind != SPEC_MUON && matrix->kind != SPEC_LAMB)
+        return err_set(e, SHD_EINVAL, "whole tensor %" PRIu32 ": unknown optimizer %d", i,
+                       (int)matrix->kind);
+    if (matrix->kind == SPEC_LAMB && a->v == NULL)
+        return err_set(e, SHD_EINVAL, "lamb: v is NULL, and tensor %" PRIu32 " needs it", i);
+    if (run->first_elem < end || run->first_elem > a->elems ||
+        run->elems > a->elems - run->first_elem)
+        return err_set(e, SHD_ERANGE,
+                       "muon: matrix %" PRIu32 " is %" PRIu64 "+%" PRIu64 ", the slice has %" PRIu64
+                       " elements, and the last one ends at %" PRIu64,
+                       i, run->first_elem, run->elems, a->elems, end);
+    if (matrix->rows == 0 || run->elems % matrix->rows != 0 ||
+        run->elems / matrix->rows != matrix->cols || run->elems == 0)
+        return err_set(e, SHD_ERANGE,
+                       "muon: matrix %" PRIu32 " has %" PRIu64 " elements, and is %" PRIu64
+                       " x %" PRIu64,
+                       i, run->elems, matrix->rows, matrix->cols);
+    if (run->hyper >= a->hyper_count)
+        return err_set(e, SHD_ERANGE, "muon: matrix %" PRIu32 " has group %" PRIu32 " of %" PRIu32,
+                       i, run->hyper, a->hyper_count);
+    return matrix->kind == SPEC_LAMB ? check_group_bias("lamb", a, run->hyper, e) : SHD_OK;
+}
+
+static int check_whole(const struct kern_update *a, const struct work_rules *rules,
+                       struct shd_err *e)
+{
+    const struct kern_whole *w = &a->whole;
+    if (w->count == 0)
+        return SHD_OK;
+    if (!rules->whole)
+        return err_set(e, SHD_ENOTSUP, "muon: %" PRIu32 " matrices, which this device does not do",
+                       w->count);
+    if (a->int8)
+        return err_set(e, SHD_EINVAL,
+                       "muon: %" PRIu32 " matrices, with moments in 8 bits: theirs are fp32",
+                       w->count);
+    if (w->runs == NULL || w->matrices == NULL || a->hypers == NULL || a->m == NULL)
+        return err_set(e, SHD_EINVAL, "muon: %" PRIu32 " matrices, but %s is NULL", w->count,
+                       w->runs == NULL       ? "runs"
+                       : w->matrices == NULL ? "matrices"
+                       : a->hypers == NULL   ? "hypers"
+                                             : "m");
+    if (w->scratch == NULL || (uintptr_t)w->scratch % SCRATCH_ALIGN != 0)
+        return err_set(e, SHD_EINVAL, "muon: scratch at %p is not aligned to %u",
+                       (void *)w->scratch, SCRATCH_ALIGN);
+    int r = SHD_OK;
+    uint64_t end = 0;
+    for (uint32_t i = 0; r == SHD_OK && i < w->count; i++) {
+        r = check_matrix(a, i, end, e);
+        end = w->runs[i].first_elem + w->runs[i].elems;
     }
-    return SHD_OK;
+    return r;
 }
 
 static int check_update(const struct kern_update *a, const struct work_rules *rules,
@@ -301,6 +368,8 @@ static int check_update(const struct kern_update *a, const struct work_rules *ru
         r = check_int8(op, a, rules, e);
     if (r == SHD_OK)
         r = check_ema(&a->ema, e);
+    if (r == SHD_OK)
+        r = check_whole(a, rules, e);
     if (r == SHD_OK && a->kind == SPEC_MEAN && !(a->grad_scale >= 1))
         return err_set(e, SHD_ERANGE, "mean: of %g values", (double)a->grad_scale);
     return r == SHD_OK && a->kind == SPEC_ADAMW ? check_bias(a, e) : r;

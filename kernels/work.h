@@ -13,6 +13,7 @@
 /* The rules that differ between devices. */
 struct work_rules {
     size_t slice_align;  /* of the arrays of accumulate, sumsq and updates; 0: their dtype's */
+    bool whole;          /* matrices are updated */
     bool chunk_words;    /* a trail's chunk words are the caller's */
     uint32_t hypers_max; /* 0: any number */
     bool int8;           /* arrays in 8 bits are known */

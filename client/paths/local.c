@@ -24,6 +24,7 @@
 #include "proto/files/ckpt.h"
 #include "proto/share/guard_window.h"
 #include "proto/share/parts.h"
+#include "proto/share/shardmap.h"
 #include "proto/share/unit_window.h"
 
 /* -- Session ----------------------------------------------------------------------------------- */
@@ -56,6 +57,37 @@ static int new_memory(struct shd_session *s, uint64_t bytes, void **ret_base, st
     return SHD_OK;
 }
 
+/* Whoever is the only owner has as much room for an update as all of them. */
+static int new_scratch(struct shd_model *m, struct shd_err *e)
+{
+    struct local_model *local = m->local;
+    struct shardmap *map = NULL;
+    if (!spec_has_whole(m->spec))
+        return SHD_OK;
+    if (m->session->kern->ops->place != SEGMENT_HOST)
+        return err_set(
+            e, SHD_ENOTSUP,
+            "a group's optimizer is muon or lamb, which is not done on a GPU (%s) yet: open the "
+            "model on the host (device \"host\")",
+            m->session->kern->ops->product);
+    int r = shardmap_new(m->spec, 0, 1, &map, e);
+    if (r != SHD_OK)
+        return r;
+    local->scratch_bytes = map->scratch_elems * sizeof(float);
+    shardmap_free(map);
+    return new_memory(m->session, local->scratch_bytes, &local->scratch, e);
+}
+
+static int open_matrices(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    struct local_unit *u = &m->local->units[unit];
+    const struct slice all = { 0, m->spec->units[unit].elems };
+    const int r = runs_matrices(m->spec, unit, all, &u->whole, e);
+    if (r == SHD_OK && u->whole != NULL)
+        u->whole->scratch = m->local->scratch;
+    return r;
+}
+
 static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     const struct spec *spec = m->spec;
@@ -82,7 +114,8 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     u->ema = ema ? u->param + (state_bytes - array_bytes) / sizeof(float) : NULL;
     u->publish = (uint8_t *)base + state_bytes;
     u->arrived = m->local->arrived + (uint64_t)unit * spec_returns(spec);
-    return runs_new(spec, unit, (struct slice){ 0, elems }, &u->runs, &u->run_count, e);
+    r = runs_new(spec, unit, (struct slice){ 0, elems }, &u->runs, &u->run_count, e);
+    return r == SHD_OK ? open_matrices(m, unit, e) : r;
 }
 
 /* This program's start values. */
@@ -196,6 +229,8 @@ static int local_open(struct shd_model *m, const char *name, uint32_t slots, str
     int r = check_device(m, e);
     if (r == SHD_OK)
         r = new_local(m, e);
+    if (r == SHD_OK)
+        r = new_scratch(m, e);
     for (uint32_t u = 0; r == SHD_OK && u < m->spec->unit_count; u++) {
         r = open_unit(m, u, e);
         if (r == SHD_OK)
@@ -228,8 +263,11 @@ static void local_close(struct shd_model *m)
         return;
     for (uint32_t u = 0; local->units != NULL && u < m->spec->unit_count; u++) {
         free(local->units[u].runs);
+        free(local->units[u].whole);
         k->ops->release(k, local->units[u].memory, local->units[u].memory_bytes);
     }
+    if (local->scratch != NULL)
+        k->ops->release(k, local->scratch, local->scratch_bytes);
     if (local->slots != NULL)
         k->ops->release(k, local->slots, slots_bytes(m));
     free(local->units);
@@ -525,6 +563,7 @@ static int update_units(struct shd_model *m, const struct decision *decision, st
             .run_count = u->run_count,
             .hypers = local->hypers,
             .hyper_count = m->spec->group_count,
+            .whole = u->whole != NULL ? *u->whole : (struct kern_whole){ 0 },
             .ema = { .average = u->ema,
                      .rest = u->ema != NULL ? runs_ema_rest(m->spec, u->updates) : 0 },
         };

@@ -17,6 +17,7 @@
 
 struct kern_hyper;
 struct kern_run;
+struct kern_whole;
 struct parts;
 
 enum arrival { ARRIVED_NOT, ARRIVED_NONE, ARRIVED_GRAD };
@@ -30,12 +31,13 @@ struct local_unit { /* arrays are fp32 [elems of the unit], but for moments in 8
     void *publish;         /* what workers read, in the model's dtype */
     struct kern_run *runs; /* owned */
     uint32_t run_count;
-    uint32_t next_group;   /* gradients of groups below it are summed */
-    bool summed;           /* acc holds a gradient of this step */
-    uint64_t updates;      /* as the model's, but for steps that it was idle in and skipped */
-    uint64_t summed_step;  /* 1 + the committed step that acc still has the sum of; 0: none */
-    uint64_t updated_step; /* 1 + the step that updated it last, by its gradient; 0: none */
-    uint8_t *arrived;      /* [spec_returns()] in the model's block, enum arrival */
+    struct kern_whole *whole; /* owned: its matrices; NULL: none */
+    uint32_t next_group;      /* gradients of groups below it are summed */
+    bool summed;              /* acc holds a gradient of this step */
+    uint64_t updates;         /* as the model's, but for steps that it was idle in and skipped */
+    uint64_t summed_step;     /* 1 + the committed step that acc still has the sum of; 0: none */
+    uint64_t updated_step;    /* 1 + the step that updated it last, by its gradient; 0: none */
+    uint8_t *arrived;         /* [spec_returns()] in the model's block, enum arrival */
 };
 
 /* An array of those that spec_arrays() counts; NULL: the unit has no such one. */
@@ -61,10 +63,12 @@ struct local_stopped {        /* training, by a guard */
 };
 
 struct local_model {
-    struct local_unit *units;                        /* owned, [units] */
-    uint8_t *arrived;                                /* owned, [units * spec_returns()] */
-    struct kern_hyper *hypers;                       /* owned, [groups] */
-    float *slots;                                    /* owned, [slot_count * slot_elems] */
+    struct local_unit *units;  /* owned, [units] */
+    uint8_t *arrived;          /* owned, [units * spec_returns()] */
+    struct kern_hyper *hypers; /* owned, [groups] */
+    float *slots;              /* owned, [slot_count * slot_elems] */
+    void *scratch;             /* owned, of the device: for matrices */
+    uint64_t scratch_bytes;
     uint64_t slot_elems;                             /* of the largest unit */
     uint64_t updates;                                /* steps that were not skipped */
     double metrics[SHD_MICROS_MAX][SHD_METRICS_MAX]; /* of the open step */

@@ -12,6 +12,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
+#include "proto/share/deal.h"
 
 #define SLICE_NS (5 * NS_PER_MS)   /* between two looks at the daemons' lives */
 #define POLL_NS  (100 * NS_PER_MS) /* the same where they end the sleep */
@@ -54,6 +55,7 @@ void place_release_units(const struct shd_model *m, void **units)
 
 struct unit_size {
     uint64_t elems;
+    uint32_t owner; /* that has all of it, or DEAL_SPREAD */
     uint32_t unit;
 };
 
@@ -62,11 +64,18 @@ static int compare_sizes(const void *a, const void *b)
     const struct unit_size *s = a, *t = b;
     if (s->elems != t->elems)
         return s->elems < t->elems ? -1 : 1;
+    if (s->owner != t->owner)
+        return s->owner < t->owner ? -1 : 1;
     return (s->unit > t->unit) - (s->unit < t->unit);
 }
 
-/* Units of one size have the same slices, so one view of a slot serves them all. Frozen units have
- * none: no slot is large enough for them. */
+static bool same_slices(const struct unit_size *a, const struct unit_size *b)
+{
+    return a->elems == b->elems && a->owner == b->owner;
+}
+
+/* Units of one size have the same slices, if one owner has all of each or none has, so one view of
+ * a slot serves them all. Frozen units have none: no slot is large enough for them. */
 static int find_views(struct shd_model *m, struct shd_err *e)
 {
     struct map_model *map = m->map;
@@ -75,24 +84,30 @@ static int find_views(struct shd_model *m, struct shd_err *e)
     map->view_elems = sys_calloc(units, sizeof *map->view_elems);
     map->view_unit = sys_calloc(units, sizeof *map->view_unit);
     struct unit_size *sizes = sys_calloc(units, sizeof *sizes);
+    uint32_t *owner_of = NULL;
+    const int dealt = deal_units(m->spec, map->owner_count, &owner_of, e);
     if (map->view_of == NULL || map->view_elems == NULL || map->view_unit == NULL ||
-        sizes == NULL) {
+        sizes == NULL || dealt != SHD_OK) {
         free(sizes);
-        return err_set(e, SHD_ENOMEM, "no memory for the views of %" PRIu32 " units", units);
+        free(owner_of);
+        return dealt != SHD_OK
+                   ? dealt
+                   : err_set(e, SHD_ENOMEM, "no memory for the views of %" PRIu32 " units", units);
     }
     uint32_t count = 0;
     for (uint32_t u = 0; u < units; u++)
         if (!m->spec->units[u].frozen)
-            sizes[count++] = (struct unit_size){ m->spec->units[u].elems, u };
+            sizes[count++] = (struct unit_size){ m->spec->units[u].elems, owner_of[u], u };
     qsort(sizes, count, sizeof *sizes, compare_sizes);
     for (uint32_t i = 0; i < count; i++) {
-        if (i == 0 || sizes[i].elems != sizes[i - 1].elems) {
+        if (i == 0 || !same_slices(&sizes[i], &sizes[i - 1])) {
             map->view_elems[map->view_count] = sizes[i].elems;
             map->view_unit[map->view_count++] = sizes[i].unit;
         }
         map->view_of[sizes[i].unit] = map->view_count - 1;
     }
     free(sizes);
+    free(owner_of);
     return SHD_OK;
 }
 

@@ -131,6 +131,7 @@ static struct kern_op update_op(const struct model_unit *mu)
                                  .hypers = mu->hypers,
                                  .hyper_count = m->spec->group_count,
                                  .trail = trail_of(mu),
+                                 .whole = model_whole(m, u),
                                  .ema = model_ema(m, &mu->action),
                                  .change = mu->change,
                              } };

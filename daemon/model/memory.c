@@ -131,10 +131,24 @@ static int make_state_file(struct model *m, uint64_t bytes, struct shd_err *e)
     return r;
 }
 
+/* Matrices are updated by the host alone. */
+static int check_matrices(const struct model *m, struct shd_err *e)
+{
+    if (m->map->scratch_elems == 0 || m->kern->ops->place == SEGMENT_HOST)
+        return SHD_OK;
+    return err_set(
+        e, SHD_ENOTSUP,
+        "a group's optimizer is muon or lamb, which is not done on a GPU (%s) yet: open the model "
+        "at daemons of the host (--device cpu0)",
+        m->kern->ops->product);
+}
+
 int memory_make(struct model *m, const struct ledger_shape *shape, struct shd_err *e)
 {
     uint64_t asked;
-    int r = take_quota(m, shape, &asked, e);
+    int r = check_matrices(m, e);
+    if (r == SHD_OK)
+        r = take_quota(m, shape, &asked, e);
     if (r == SHD_OK)
         r = make_state_file(m, shape->state_bytes, e);
     if (r != SHD_OK)

@@ -148,6 +148,7 @@ static int make_units(struct model *m, struct shd_err *e)
     m->units = sys_calloc(units, sizeof *m->units);
     if (m->units == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " units", units);
+    const bool wholes = spec_has_whole(m->spec);
     const int made = metrics_model_init(m->metrics, units, e);
     if (made != SHD_OK)
         return made;
@@ -160,9 +161,15 @@ static int make_units(struct model *m, struct shd_err *e)
         mu->ema_chunk = m->trail.chunk_count;
         if (m->spec->ema > 0)
             m->trail.chunk_count += kern_trail_chunks(m->map->slice[u].elems);
-        const int r = runs_new(m->spec, u, m->map->slice[u], &mu->runs, &mu->run_count, e);
+        int r = runs_new(m->spec, u, m->map->slice[u], &mu->runs, &mu->run_count, e);
+        if (r == SHD_OK)
+            r = runs_matrices(m->spec, u, m->map->slice[u], &mu->whole, e);
         if (r != SHD_OK)
             return r;
+        if (mu->whole != NULL)
+            mu->whole->first_chunk = m->trail.chunk_count;
+        if (wholes)
+            m->trail.chunk_count += 3 * kern_trail_chunks(m->map->slice[u].elems);
     }
     return SHD_OK;
 }
@@ -369,8 +376,10 @@ void model_free(struct model *m)
 {
     if (m == NULL)
         return;
-    for (uint32_t u = 0; m->units != NULL && m->map != NULL && u < m->map->units; u++)
+    for (uint32_t u = 0; m->units != NULL && m->map != NULL && u < m->map->units; u++) {
         free(m->units[u].runs);
+        free(m->units[u].whole);
+    }
     free(m->units);
     free(m->core);
     free_lease(m->lease);
@@ -433,6 +442,15 @@ struct kern_ema model_ema(const struct model *m, const struct step_action *a)
     return (struct kern_ema){ .average = model_array(m, spec_ema_array(m->spec), a->unit),
                               .rest = runs_ema_rest(m->spec, a->updates),
                               .first_chunk = m->units[a->unit].ema_chunk };
+}
+
+struct kern_whole model_whole(const struct model *m, uint32_t unit)
+{
+    if (m->units[unit].whole == NULL)
+        return (struct kern_whole){ 0 };
+    struct kern_whole whole = *m->units[unit].whole;
+    whole.scratch = (float *)m->state.base + shardmap_scratch_elem(m->map);
+    return whole;
 }
 
 void model_hypers_done(struct model *m, const struct kern_hyper *hypers)

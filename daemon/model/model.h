@@ -18,6 +18,7 @@ struct kern;
 struct kern_ema;
 struct kern_hyper;
 struct kern_trail_area;
+struct kern_whole;
 struct ledger;
 struct ledger_start;
 struct lease;
@@ -211,6 +212,8 @@ uint8_t *model_published(const struct model *m, uint32_t unit);
 const struct kern_hyper *model_hypers(struct model *m, const struct step_action *a);
 /* What that update does to the moving average of its unit's parameters; none: all zero. */
 struct kern_ema model_ema(const struct model *m, const struct step_action *a);
+/* The matrices that it updates, and where; none: all zero. */
+struct kern_whole model_whole(const struct model *m, uint32_t unit);
 void model_hypers_done(struct model *m, const struct kern_hyper *hypers);
 
 /* The norm of a unit's part here of the mean gradient that was applied last; NaN: it was not

@@ -13,6 +13,7 @@
 struct kern_change;
 struct kern_hyper;
 struct kern_run;
+struct kern_whole;
 struct model;
 
 enum model_work_kind {
@@ -52,6 +53,7 @@ struct model_unit {
     struct kern_change *change; /* of the update that runs (norms.h); NULL: it is not measured */
     struct kern_run *runs;      /* owned: parameter groups of the slice */
     uint32_t run_count;
+    struct kern_whole *whole;        /* owned: its matrices, but for scratch; NULL: none */
     const struct kern_hyper *hypers; /* of the update that runs; else NULL */
     float *acc;                      /* of the slice, in the state segment; NULL: frozen */
     uint64_t first_chunk;            /* of the slice in the trail's chunk words; */

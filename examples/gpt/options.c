@@ -76,13 +76,14 @@ static const struct flag table[] = {
       &parsed.micro_batches, 1, 4096 },
     { "steps", 0, FLAG_U64, "N", "train until the model has had this many updates (500)",
       &parsed.steps, 1, INTEGER_MAX },
-    { "optimizer", 0, FLAG_STRING, "NAME", "adamw, sgd or lion (adamw)", &parsed.optimizer.kind, 0,
-      0 },
+    { "optimizer", 0, FLAG_STRING, "NAME", "adamw, sgd, lion, muon or lamb (adamw)",
+      &parsed.optimizer.kind, 0, 0 },
     { "moments", 0, FLAG_STRING, "TYPE",
       "of the optimizer: fp32, or int8, which is a quarter of the memory (fp32)",
       &parsed.optimizer.moments, 0, 0 },
-    { "lr", 0, FLAG_REAL, "X", "peak learning rate (default 0.005 adamw, 0.1 sgd, 0.0003 lion)",
-      &parsed.lr, 0, 100 },
+    { "lr", 0, FLAG_REAL, "X",
+      "peak learning rate (default 0.005 adamw, muon, lamb, 0.1 sgd, 0.0003 lion)", &parsed.lr, 0,
+      100 },
     { "min-lr", 0, FLAG_REAL, "X", "learning rate at the end (default a tenth of --lr)",
       &parsed.min_lr, 0, 100 },
     { "warmup", 0, FLAG_U64, "N",
@@ -311,6 +312,8 @@ enum {
     MATH,
     CHOICES
 };
+enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_LION, OPTIMIZER_MUON, OPTIMIZER_LAMB };
+enum { MOMENTS_FP32, MOMENTS_INT8 };
 enum { BF16_AUTO, BF16_NATIVE, BF16_EMULATED };
 static_assert(SHD_ZERO3 == 0 && SHD_DDP == 3 && SHD_PREFETCH_NONE == 2 && SHD_PATH_NCCL == 3,
               "as in the table");
@@ -321,7 +324,8 @@ static const struct {
     const char *option, *words, *known;
     size_t at; /* of the member */
 } choices[CHOICES] = {
-    [OPTIMIZER] = { "optimizer", "adamw sgd lion", "adamw, sgd or lion", AT(optimizer.kind) },
+    [OPTIMIZER] = { "optimizer", "adamw sgd lion muon lamb", "adamw, sgd, lion, muon or lamb",
+                    AT(optimizer.kind) },
     [MOMENTS] = { "moments", "fp32 int8", "fp32 or int8", AT(optimizer.moments) },
     [STRATEGY] = { "strategy", "zero3 zero2 zero1 ddp", "ddp, zero1, zero2 or zero3",
                    AT(strategy) },
@@ -370,7 +374,11 @@ static int check_words(const struct options *o, int words[CHOICES], struct shd_e
 static int check_model(struct options *o, const int *words, struct shd_err *e)
 {
     const struct gpt_shape shape = options_shape(o);
-    (void)words;
+    if (words[MOMENTS] == MOMENTS_INT8 && words[OPTIMIZER] >= OPTIMIZER_MUON)
+        return err_set(e, SHD_EINVAL,
+                       "--moments int8 with --optimizer %s: its moments are fp32; int8 is of "
+                       "adamw, sgd and lion",
+                       o->optimizer.kind);
     if (o->dim % o->heads != 0)
         return err_set(e, SHD_ERANGE, "--dim %ju is not a multiple of --heads %ju",
                        (uintmax_t)o->dim, (uintmax_t)o->heads);

@@ -361,8 +361,44 @@ static json_t *spec_optimizer(const struct gpt_spec *spec)
     if (strcmp(kind, "lion") == 0)
         return json_pack("{s:s, s:f, s:f, s:s}", "kind", kind, "beta1", 0.9, "beta2", 0.99,
                          "moments", moments);
-    return json_pack("{s:s, s:f, s:f, s:f, s:s}", "kind", kind, "beta1", 0.9, "beta2", 0.95, "eps",
-                     1e-8, "moments", moments);
+    return json_pack("{s:s, s:f, s:f, s:f, s:s}", "kind", "adamw", "beta1", 0.9, "beta2", 0.95,
+                     "eps", 1e-8, "moments", moments);
+}
+
+static bool is_muon(const struct gpt_spec *spec)
+{
+    return strcmp(spec->optimizer, "muon") == 0;
+}
+
+/* LAMB's is for all matrices; biases and norms have AdamW. */
+static json_t *lamb_groups(const struct gpt_spec *spec)
+{
+    return json_pack("[{s:s, s:f, s:{s:s}}, {s:s, s:f}]", "name", "decay", "weight_decay",
+                     spec->weight_decay, "optimizer", "kind", "lamb", "name", "plain",
+                     "weight_decay", 0.0);
+}
+
+/* Muon's is for the matrices of layers; embedding, head and adapters stay AdamW's, as its authors
+ * have it. Its rates are then of AdamW's size, so that both go by one. */
+static const char *tensor_group(const struct gpt_spec *spec, const struct gpt_tensor *t)
+{
+    const bool hidden = t->kind == GPT_BLOCK || t->kind == GPT_EXPERT;
+    if (t->dims[1] == 0)
+        return "plain";
+    return hidden && is_muon(spec) ? "muon" : "decay";
+}
+
+static json_t *spec_groups(const struct gpt_spec *spec)
+{
+    if (strcmp(spec->optimizer, "lamb") == 0)
+        return lamb_groups(spec);
+    if (!is_muon(spec))
+        return json_pack("[{s:s, s:f}, {s:s, s:f}]", "name", "decay", "weight_decay",
+                         spec->weight_decay, "name", "plain", "weight_decay", 0.0);
+    return json_pack("[{s:s, s:f}, {s:s, s:f}, {s:s, s:f, s:{s:s, s:s}}]", "name", "decay",
+                     "weight_decay", spec->weight_decay, "name", "plain", "weight_decay", 0.0,
+                     "name", "muon", "weight_decay", spec->weight_decay, "optimizer", "kind",
+                     "muon", "adjust_lr_fn", "match_rms_adamw");
 }
 
 static json_t *spec_init(const struct gpt_tensor *t)
@@ -372,13 +408,14 @@ static json_t *spec_init(const struct gpt_tensor *t)
     return json_pack("[s, f]", "const", t->init_const);
 }
 
-static json_t *spec_tensor(const struct gpt_shape *shape, const struct gpt_tensor *t)
+static json_t *spec_tensor(const struct gpt_shape *shape, const struct gpt_spec *spec,
+                           const struct gpt_tensor *t)
 {
     const bool vector = t->dims[1] == 0;
     json_t *sizes = vector ? json_pack("[I]", (json_int_t)t->dims[0])
                            : json_pack("[I, I]", (json_int_t)t->dims[0], (json_int_t)t->dims[1]);
     json_t *tensor = json_pack("{s:s, s:o, s:s, s:o}", "name", t->name, "shape", sizes, "group",
-                               vector ? "plain" : "decay", "init", spec_init(t));
+                               tensor_group(spec, t), "init", spec_init(t));
     if (tensor != NULL && gpt_kind_frozen(shape, t->kind) &&
         json_object_set_new(tensor, "trainable", json_false()) != 0) {
         json_decref(tensor);
@@ -408,7 +445,7 @@ static json_t *spec_unit(const struct gpt_shape *shape, uint32_t unit)
     return json_pack("{s:s, s:[s], s:[]}", "name", name, "uses", used, "tensors");
 }
 
-static json_t *spec_units(const struct gpt_shape *shape)
+static json_t *spec_units(const struct gpt_shape *shape, const struct gpt_spec *spec)
 {
     json_t *units = json_array();
     for (uint32_t u = 0; units != NULL && u < gpt_units(shape); u++)
@@ -418,7 +455,7 @@ static json_t *spec_units(const struct gpt_shape *shape)
         struct gpt_tensor t;
         gpt_tensor_at(shape, i, &t);
         json_t *tensors = json_object_get(json_array_get(units, t.unit), "tensors");
-        if (json_array_append_new(tensors, spec_tensor(shape, &t)) != 0)
+        if (json_array_append_new(tensors, spec_tensor(shape, spec, &t)) != 0)
             goto no_memory;
     }
     return units;
@@ -436,11 +473,10 @@ char *gpt_spec_json(const struct gpt_shape *shape, const struct gpt_spec *spec)
 {
     /* "o" takes the reference over, also of NULL, which makes json_pack() fail. */
     json_t *root = json_pack(
-        "{s:s, s:I, s:I, s:s, s:s, s:o, s:[{s:s, s:f}, {s:s, s:f}], s:o}", "name", "gpt", "seed",
-        (json_int_t)spec->seed, "micro_batches", (json_int_t)spec->micro_batches, "publish",
-        spec_dtype(spec->publish), "grad_dtype", spec_dtype(spec->grad_dtype), "optimizer",
-        spec_optimizer(spec), "groups", "name", "decay", "weight_decay", spec->weight_decay, "name",
-        "plain", "weight_decay", 0.0, "units", spec_units(shape));
+        "{s:s, s:I, s:I, s:s, s:s, s:o, s:o, s:o}", "name", "gpt", "seed", (json_int_t)spec->seed,
+        "micro_batches", (json_int_t)spec->micro_batches, "publish", spec_dtype(spec->publish),
+        "grad_dtype", spec_dtype(spec->grad_dtype), "optimizer", spec_optimizer(spec), "groups",
+        spec_groups(spec), "units", spec_units(shape, spec));
     if (root == NULL)
         return NULL;
     if ((spec->accumulate > 1 &&

@@ -138,8 +138,8 @@ int gpt_layout_load(const struct gpt_shape *shape, const shd_model *m,
 
 /* The parts of the spec that do not follow from the shape. */
 struct gpt_spec {
-    const char *optimizer; /* "adamw", "sgd" or "lion" */
-    bool int8;             /* its moments are in 8 bits */
+    const char *optimizer; /* "adamw", "sgd", "lion", "muon" or "lamb" */
+    bool int8;             /* its moments are in 8 bits: not of the last two */
     uint64_t seed;
     uint32_t micro_batches, accumulate;
     uint64_t verify_every;              /* 0: never */

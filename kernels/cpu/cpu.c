@@ -189,6 +189,14 @@ static void update_measured(const struct kern_update *a, struct cpu_thread *t, s
     }
 }
 
+/* A pass of Muon's changes one array, of LAMB's two (muon.h). */
+static uint32_t arrays_of(enum spec_optimizer kind)
+{
+    if (kind == SPEC_MUON || kind == SPEC_LAMB)
+        return kind == SPEC_MUON ? 1 : 2;
+    return 1 + spec_optimizer_rows[kind].moments;
+}
+
 /* A chunk with a trail, from where it stands. */
 static int update_chunk(const struct kern_update *a, struct cpu_thread *t, struct cpu_range r)
 {
@@ -201,9 +209,7 @@ static int update_chunk(const struct kern_update *a, struct cpu_thread *t, struc
     if (a->int8 && done % QUANT_BLOCK_ELEMS != 0)
         return SHD_ESEGMENT;
     struct trail_record *rec = &a->trail.area->records[t->index];
-    const struct trail_arrays arrays = { { a->param, a->m, a->v },
-                                         1 + spec_optimizer_rows[a->kind].moments,
-                                         a->int8 };
+    const struct trail_arrays arrays = { { a->param, a->m, a->v }, arrays_of(a->kind), a->int8 };
     trail_begin(rec, &a->trail, r, done, &arrays);
     if (a->change != NULL && done == 0)
         update_measured(a, t, r, rec);
@@ -311,12 +317,15 @@ static const struct cpu_kind {
 static int cpu_op_init(struct cpu_op *queued, const struct kern_op *op, struct kern_done *done,
                        struct shd_err *e)
 {
-    static const struct work_rules rules = { .chunk_words = true, .int8 = true };
+    static const struct work_rules rules = { .chunk_words = true, .int8 = true, .whole = true };
     const int r = work_init(&queued->work, op, &rules, done, e);
     if (r != SHD_OK)
         return r;
     queued->run = kinds[op->kind].run;
     queued->chunk = kinds[op->kind].chunk;
+    queued->next = NULL;
+    if (muon_has(op))
+        muon_init(queued);
     return SHD_OK;
 }
 
@@ -336,7 +345,7 @@ static int cpu_run_here(struct kern *k, const struct kern_op *op, int *ret_statu
     if (r != SHD_OK)
         return r;
     const bool draws = op->kind == KERN_FILL && op->fill.kind != KERN_FILL_CONST;
-    if (queued.work.count > kinds[op->kind].here || draws)
+    if (queued.work.count > kinds[op->kind].here || draws || muon_has(op))
         return SHD_PENDING;
     return queue_run((struct cpu_kern *)k, &queued, ret_status) ? SHD_OK : SHD_PENDING;
 }
@@ -499,6 +508,7 @@ int kern_cpu_new(const struct kern_config *config, struct kern **ret_kern, struc
     k->ops.name = k->timed.isa[CHOICE_WIDEST]->ops_name;
     k->base.ops = &k->ops;
     k->thread_count = config->threads;
+    k->muon.update = update_run;
     for (uint32_t i = 0; i < k->thread_count; i++) {
         k->threads[i].kern = k;
         k->threads[i].index = i;

@@ -26,6 +26,7 @@ struct cpu_range { /* of an op's elements or, for a hash, of its leaves */
 };
 
 struct kern_widen;
+struct muon_job;
 struct trail_record;
 
 /* The ops of one instruction set. Each does one range of the op on the calling thread. Those with
@@ -44,6 +45,8 @@ struct cpu_isa {
     void (*ema)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
     void (*quantize)(const struct kern_quantize *a, struct cpu_range r); /* whole blocks */
     void (*dequantize)(const struct kern_dequantize *a, struct cpu_range r);
+    void (*muon)(const struct muon_job *job, struct cpu_range tasks);
+    void (*lamb)(const struct muon_job *job, struct cpu_range r, struct kern_change *part);
     void (*widen)(const struct kern_widen *a);
 };
 

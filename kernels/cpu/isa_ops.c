@@ -7,10 +7,13 @@
 #include "kernels/cpu/op_cast.h"
 #include "kernels/cpu/op_ema.h"
 #include "kernels/cpu/op_fill.h"
+#include "kernels/cpu/op_muon.h"
 #include "kernels/cpu/op_quant.h"
 #include "kernels/cpu/op_sum.h"
 #include "kernels/cpu/op_update.h"
 #include "kernels/cpu/op_widen.h"
+/* Behind what they build on. */
+#include "kernels/cpu/op_lamb.h"
 
 const struct cpu_isa KERN_ISA = {
     .name = VEC_NAME,
@@ -25,5 +28,7 @@ const struct cpu_isa KERN_ISA = {
     .ema = ema_range,
     .quantize = quantize_range,
     .dequantize = dequantize_range,
+    .muon = muon_range,
+    .lamb = lamb_range,
     .widen = widen_all,
 };

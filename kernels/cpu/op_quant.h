@@ -248,6 +248,8 @@ static void quant_update_range(const struct kern_update *a, struct cpu_range r,
         quant_kind(a, r, SPEC_SGD_TORCH, rec);
         break;
     case SPEC_MEAN: /* has none: work_init() */
+    case SPEC_MUON: /* these are in fp32: likewise */
+    case SPEC_LAMB:
         break;
     }
 }

@@ -194,6 +194,14 @@ KERN_FN void update_span_to(const struct kern_update *a, struct cpu_range r,
     }
 }
 
+KERN_FN struct kern_rates rates_of(const struct kern_update *a, uint32_t index,
+                                   enum spec_optimizer kind)
+{
+    if (a->whole.rates != NULL) /* the last pass over whole tensors, whose runs these are */
+        return a->whole.rates[index];
+    return kern_rates_of(kind, &a->hypers[a->runs[index].hyper], a->grad_scale);
+}
+
 /* The parts of all runs that lie in r. */
 KERN_FN void update_runs(const struct kern_update *a, struct cpu_range r, enum spec_optimizer kind,
                          struct trail_record *rec)
@@ -208,8 +216,10 @@ KERN_FN void update_runs(const struct kern_update *a, struct cpu_range r, enum s
         const uint64_t end = run_end < range_end ? run_end : range_end;
         if (first >= end)
             continue; /* an empty run */
+        if (a->whole.only != 0 && a->whole.matrices[j].kind != a->whole.only)
+            continue;
         const struct cpu_range part = { first, end - first };
-        const struct kern_rates c = kern_rates_of(kind, &a->hypers[run->hyper], a->grad_scale);
+        const struct kern_rates c = rates_of(a, j, kind);
         if (a->elems >= UPDATE_STREAM_ELEMS_MIN)
             update_span_to(a, part, &c, kind, true, rec);
         else
@@ -247,6 +257,12 @@ static void update_range(const struct kern_update *a, struct cpu_range r, struct
         break;
     case SPEC_MEAN:
         update_kind(a, r, SPEC_MEAN, rec);
+        break;
+    case SPEC_MUON:
+        update_kind(a, r, SPEC_MUON, rec);
+        break;
+    case SPEC_LAMB:
+        update_kind(a, r, SPEC_LAMB, rec);
         break;
     }
 }

@@ -195,8 +195,8 @@ static void *helper_main(void *arg)
     return NULL;
 }
 
-/* Run one op; leader only. Returns the first status that is not SHD_OK. */
-static int run_op(struct cpu_kern *k, const struct cpu_op *op)
+/* One pass over an op; leader only. Returns the first status that is not SHD_OK. */
+static int run_pass(struct cpu_kern *k, const struct cpu_op *op)
 {
     const bool alone = k->thread_count == 1 || op_chunks(op) <= 1;
     if (alone)
@@ -213,6 +213,15 @@ static int run_op(struct cpu_kern *k, const struct cpu_op *op)
             status = t->status;
         run_end(t, op);
     }
+    return status;
+}
+
+static int run_op(struct cpu_kern *k, struct cpu_op *op)
+{
+    int status;
+    do
+        status = run_pass(k, op);
+    while (status == SHD_OK && op->next != NULL && op->next(k, op));
     work_end(&op->work, status); /* the helpers' stores were ordered before by the crew's gate */
     return status;
 }
@@ -226,7 +235,7 @@ static void *leader_main(void *arg)
     for (uint32_t popped = 0;;) {
         while (popped == pushed)
             pushed = gate_wait(&k->pushed, pushed);
-        const struct cpu_op *op = &k->ring[popped % CPU_RING];
+        struct cpu_op *op = &k->ring[popped % CPU_RING];
         if (op->run == NULL)
             return NULL;
         const int status = run_op(k, op);
@@ -329,7 +338,7 @@ int queue_push(struct cpu_kern *k, const struct cpu_op *op, struct shd_err *e)
     return r;
 }
 
-bool queue_run(struct cpu_kern *k, const struct cpu_op *op, int *ret_status)
+bool queue_run(struct cpu_kern *k, struct cpu_op *op, int *ret_status)
 {
     CHECK(op->run != NULL && op_chunks(op) <= 1);
     if (pthread_mutex_trylock(&k->push_lock) != 0)

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/muon.h"
 #include "kernels/cpu/timed.h"
 #include "kernels/work.h"
 #include "proto/files/ckpt.h"
@@ -22,10 +23,15 @@ struct cpu_thread;
 /* Do one range of an op on this thread. */
 typedef int cpu_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r);
 
+/* The leader's, when all of an op is done: another pass over it, as *op then says? False: it is
+ * over. */
+typedef bool cpu_next(struct cpu_kern *k, struct cpu_op *op);
+
 /* One queued operation. */
 struct cpu_op {
     struct work work;
     cpu_run *run;
+    cpu_next *next; /* NULL: it is one pass */
     uint64_t chunk; /* of work.count: what a thread takes at a time */
 };
 
@@ -68,6 +74,7 @@ struct cpu_kern {
     _Atomic bool leaving;
     _Alignas(128) struct gate crew; /* helpers inside the shared op | CREW_OPEN */
     const struct cpu_op *shared;    /* stable while crew is not 0 */
+    struct muon_run muon;           /* the leader's */
     struct cpu_op ring[CPU_RING];
     struct cpu_thread threads[]; /* [thread_count] */
 };
@@ -81,7 +88,7 @@ void queue_stop(struct cpu_kern *k);
 
 /* Run op, which is one chunk, on this thread, if nothing is queued and nothing runs; what is queued
  * meanwhile waits for it. False: there is something, and nothing was done. Any thread. */
-bool queue_run(struct cpu_kern *k, const struct cpu_op *op, int *ret_status);
+bool queue_run(struct cpu_kern *k, struct cpu_op *op, int *ret_status);
 
 /* Queue a copy of op. SHD_EBUSY when KERN_QUEUE_MAX are queued. Any thread. */
 int queue_push(struct cpu_kern *k, const struct cpu_op *op, struct shd_err *e);

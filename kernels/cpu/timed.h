@@ -19,10 +19,8 @@
 
 /* Kinds of work: updates by optimizer, published dtype and bits of moments; accumulates by dtype,
  * first, sum. What is seldom done (fill, cast, sums alone) is not timed. */
-#define TIMED_DTYPES 3u
-#define TIMED_KINDS                                                              \
-    ((uint32_t)SPEC_MEAN * TIMED_DTYPES) /* with moments in fp32; then in 8 bits \
-                                          */
+#define TIMED_DTYPES  3u
+#define TIMED_KINDS   (SPEC_OPTIMIZERS_ALL * TIMED_DTYPES) /* moments in fp32; then in 8 bits */
 #define TIMED_UPDATES (2 * TIMED_KINDS)
 #define TIMED_WORKS   (TIMED_UPDATES + TIMED_DTYPES * 4u)
 

@@ -26,13 +26,13 @@
 #define SET_BYTES     (layout_align(2 * sizeof(struct settings_kept), 64) + 64)
 #define CHOSEN_BYTES  (2 * (16 + DECISION_GROUPS_MAX * UINT64_C(8)))
 
-/* Those of an average are of the same units' slices. */
+/* Those of an average, and of matrices, are of the same units' slices. */
 static uint64_t chunk_count(const struct shardmap *map)
 {
     uint64_t chunks = 0;
     for (uint32_t u = 0; u < map->units; u++) {
         const uint64_t of_slice = (map->slice[u].elems + KERN_CHUNK_ELEMS - 1) / KERN_CHUNK_ELEMS;
-        chunks += shardmap_has_ema(map) ? 2 * of_slice : of_slice;
+        chunks += map->trails * of_slice;
     }
     return chunks;
 }
@@ -89,7 +89,7 @@ struct owner_bytes owner_bytes(const struct shardmap *map, const struct owner_as
         .spill_max = ask->returns * map->train_elems * sizeof(float),
     };
     b.spare = ask->keeper ? b.publish + b.board + b.inbox : 0;
-    b.window = ask->on_file ? owner_window_bytes(map) : 0;
+    b.window = ask->on_file ? owner_window_bytes(map) + map->scratch_elems * sizeof(float) : 0;
     b.file = ask->on_file ? b.state : 0;
     b.all = b.state - b.file + b.window + b.ledger + b.publish + b.board + b.spec + b.inbox +
             b.spare;

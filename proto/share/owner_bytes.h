@@ -26,7 +26,8 @@ struct owner_bytes {
     uint64_t spec;                          /* that no message holds: its segment; else 0 */
     uint64_t inbox;                         /* of all sessions */
     uint64_t spare;
-    uint64_t window;    /* of a state on a file: so much of it is in memory at most, else 0 */
+    uint64_t window;    /* of a state on a file: so much of it is in memory at most, with the room
+                         * for an update, which always is; else 0 */
     uint64_t file;      /* on files, else 0 */
     uint64_t all;       /* of these, in memory */
     uint64_t spill_max; /* more, at most, while gradients wait for slow workers */

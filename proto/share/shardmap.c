@@ -8,7 +8,9 @@
 #include "proto/base/status.h"
 #include "proto/base/sys.h"
 #include "proto/share/activity.h"
+#include "proto/share/deal.h"
 #include "proto/spec/layout.h"
+#include "proto/spec/muon.h"
 #include "proto/spec/spec.h"
 
 static uint64_t whole_pages(uint64_t bytes)
@@ -45,11 +47,33 @@ static uint64_t place_quant(const struct spec *spec, struct shardmap *map)
     return words;
 }
 
-static void place_units(const struct spec *spec, struct shardmap *map)
+/* Floats that the update of a unit needs beside the state: what is known of each of its whole
+ * tensors, what that comes to, and room for one matrix after the other. */
+static uint64_t scratch_elems(const struct spec *spec, uint32_t unit)
+{
+    const struct spec_unit *u = &spec->units[unit];
+    uint64_t most = 0;
+    uint32_t count = 0;
+    for (uint32_t t = u->first_tensor; t < u->first_tensor + u->tensor_count; t++) {
+        const struct spec_tensor *tensor = &spec->tensors[t];
+        count += spec_is_whole(spec, tensor);
+        if (!spec_is_matrix(spec, tensor))
+            continue;
+        const struct muon_room room = muon_room(tensor->shape[0], tensor->shape[1]);
+        const uint64_t elems = muon_room_elems(&room);
+        most = elems > most ? elems : most;
+    }
+    return whole_head_elems(count) + u->elems + most;
+}
+
+static void place_units(const struct spec *spec, const uint32_t *whole_owners, struct shardmap *map)
 {
     uint64_t slice_elems_max = 0;
     for (uint32_t u = 0; u < map->units; u++) {
-        map->slice[u] = layout_slice(spec->units[u].elems, map->owner, map->owners);
+        map->slice[u] = deal_slice(spec->units[u].elems, whole_owners[u], map->owner, map->owners);
+        if (spec->units[u].wholes && map->slice[u].elems > 0 &&
+            scratch_elems(spec, u) > map->scratch_elems)
+            map->scratch_elems = scratch_elems(spec, u);
         map->base_elem[u] = map->elems;
         map->elems += map->slice[u].elems;
         if (!spec->units[u].frozen && map->slice[u].elems > slice_elems_max)
@@ -78,6 +102,7 @@ int shardmap_new(const struct spec *spec, uint32_t owner, uint32_t owners,
             .arrays = spec_arrays(spec),
             .moments = spec_moments(spec),
             .int8 = spec->int8,
+            .trails = 1u + (spec->ema > 0 ? 1 : 0) + (spec_has_whole(spec) ? 3 : 0),
             .publish = spec->publish,
             .slice = sys_calloc(spec->unit_count, sizeof *map->slice),
             .base_elem = sys_calloc(spec->unit_count, sizeof *map->base_elem),
@@ -91,7 +116,14 @@ int shardmap_new(const struct spec *spec, uint32_t owner, uint32_t owners,
         return err_set(e, SHD_ENOMEM, "no memory for the map of %" PRIu32 " units",
                        spec->unit_count);
     }
-    place_units(spec, map);
+    uint32_t *whole_owners;
+    const int r = deal_units(spec, owners, &whole_owners, e);
+    if (r != SHD_OK) {
+        shardmap_free(map);
+        return r;
+    }
+    place_units(spec, whole_owners, map);
+    free(whole_owners);
     *ret_map = map;
     return SHD_OK;
 }
@@ -112,21 +144,27 @@ uint64_t shardmap_publish_bytes(const struct shardmap *map)
     return whole_pages(map->elems * dtype_bytes(map->publish));
 }
 
-uint64_t shardmap_state_bytes(const struct shardmap *map)
-{
-    return whole_pages(shardmap_kept_bytes(map) + map->train_elems * sizeof(float));
-}
-
-bool shardmap_has_ema(const struct shardmap *map)
-{
-    return map->arrays > 1 + map->moments;
-}
-
 /* Words of the first `arrays` arrays. */
 static uint64_t words_of(const struct shardmap *map, uint32_t arrays)
 {
     const uint32_t moments = arrays - 1 < map->moments ? arrays - 1 : map->moments;
     return map->elems + moments * map->moment_words + (arrays - 1 - moments) * map->moment_elems;
+}
+
+uint64_t shardmap_state_bytes(const struct shardmap *map)
+{
+    const uint64_t elems = shardmap_scratch_elem(map) + map->scratch_elems;
+    return whole_pages(elems * sizeof(float));
+}
+
+uint64_t shardmap_scratch_elem(const struct shardmap *map)
+{
+    return words_of(map, map->arrays) + map->train_elems;
+}
+
+bool shardmap_has_ema(const struct shardmap *map)
+{
+    return map->arrays > 1 + map->moments;
 }
 
 uint64_t shardmap_kept_bytes(const struct shardmap *map)

@@ -1,15 +1,18 @@
 /* The places of an owner's slices in its segments: the one place for this arithmetic, used by the
  * daemon that makes the segments and by the worker that maps them and checks their sizes.
  *
- * Owner `owner` of `owners` holds one slice of every unit (layout_slice()). Laid end to end in
- * unit order the slices form its flat array of `elems` elements; unit u starts at base_elem[u].
+ * Owner `owner` of `owners` holds one slice of every unit: layout_slice(), or all or nothing of one
+ * that an owner has whole (deal.h). Laid end to end in unit order the slices form its flat array of
+ * `elems` elements; unit u starts at base_elem[u].
  *
  *   publish  flat array in the publish dtype
  *   state    fp32 flat arrays one after the other: parameters; then, without frozen units and
  *            means, first moment, second moment (AdamW only), the parameters' moving average (where
  *            the spec has one); without frozen units alone, gradient accumulator, the means at its
- *            end. Moments may be in 8 bits (proto/spec/optimizer.h): then each unit's slice of one is
- *            whole pages of tiles, and an array has so many words of 4 bytes as these are
+ *            end; then, where tensors are updated whole (Muon, LAMB), room for an update of one
+ *            unit, which keeps nothing between two updates. Moments may be in 8 bits
+ *            (proto/spec/optimizer.h): then each unit's slice of one is whole pages of tiles, and
+ *            an array has so many words of 4 bytes as these are
  *   inbox    `slots` slots of slot_bytes each; a unit's gradient slice (fp32) starts its slot. Then
  *            what the worker shows of itself (activity.h)
  *
@@ -40,10 +43,12 @@ struct shardmap {
     uint64_t *train_base;   /* owned, [units]: the same without frozen units, whose is unused, and
                              * with means behind the others */
     uint64_t train_elems;
-    uint64_t moment_elems; /* of these, before the means: an array's, but the parameters' */
-    uint64_t *quant_base;  /* owned, [units]: of a moment in 8 bits, in words; NULL: not int8 */
-    uint64_t moment_words; /* of a moment's array: moment_elems, or what it has in 8 bits */
-    uint64_t slot_bytes;   /* one gradient slot: the largest slice in fp32, at least a page */
+    uint64_t moment_elems;  /* of these, before the means: an array's, but the parameters' */
+    uint64_t *quant_base;   /* owned, [units]: of a moment in 8 bits, in words; NULL: not int8 */
+    uint64_t moment_words;  /* of a moment's array: moment_elems, or what it has in 8 bits */
+    uint64_t scratch_elems; /* of that room */
+    uint32_t trails;        /* of a slice: sets of chunk words (kern.h), each of its whole */
+    uint64_t slot_bytes;    /* one gradient slot: the largest slice in fp32, at least a page */
 };
 
 /* Arrays of the state segment in order: those that spec_arrays() counts, by their numbers (the
@@ -71,6 +76,9 @@ uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit)
 uint64_t shardmap_array_elem(const struct shardmap *map, uint32_t array, uint32_t unit);
 
 uint64_t shardmap_array_bytes(const struct shardmap *map, uint32_t array, uint32_t unit);
+
+/* First element of the room for an update, seen likewise. */
+uint64_t shardmap_scratch_elem(const struct shardmap *map);
 
 /* There is a moving average of the parameters. */
 bool shardmap_has_ema(const struct shardmap *map);

@@ -1,7 +1,7 @@
 /* See optimizer.h. */
 #include "proto/spec/optimizer.h"
 
-const struct spec_optimizer_row spec_optimizer_rows[SPEC_MEAN + 1] = {
+const struct spec_optimizer_row spec_optimizer_rows[SPEC_OPTIMIZERS_ALL + 1] = {
     [SPEC_ADAMW] = { .kind = "adamw",
                      .torch = SPEC_ADAMW_TORCH,
                      .moments = 2,
@@ -32,4 +32,18 @@ const struct spec_optimizer_row spec_optimizer_rows[SPEC_MEAN + 1] = {
                          .moments = 1,
                          .beta1_key = "momentum" },
     [SPEC_MEAN] = { .kind = "mean" },
+    [SPEC_MUON] = { .kind = "muon",
+                    .moments = 1,
+                    .beta1_key = "momentum",
+                    .eps_key = "eps",
+                    .beta1 = 0.95,
+                    .eps = 1e-7 },
+    [SPEC_LAMB] = { .kind = "lamb",
+                    .moments = 2,
+                    .beta1_key = "beta1",
+                    .beta2_key = "beta2",
+                    .eps_key = "eps",
+                    .beta1 = 0.9,
+                    .beta2 = 0.999,
+                    .eps = 1e-6 },
 };

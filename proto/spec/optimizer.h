@@ -15,9 +15,12 @@ enum spec_optimizer {
     SPEC_ADAMW_TORCH = 4,
     SPEC_SGD_TORCH = 5,
     SPEC_MEAN = 6, /* of a group alone: what is returned are values, and their mean is the next */
+    SPEC_MUON = 7, /* of a group alone: its matrices (muon.h) */
+    SPEC_LAMB = 8, /* of a group alone: each of its tensors whole */
 };
 
-#define SPEC_OPTIMIZERS 5 /* ids 1..5: a model's */
+#define SPEC_OPTIMIZERS     5 /* ids 1..5: a model's */
+#define SPEC_OPTIMIZERS_ALL 8
 
 struct spec_optimizer_row {
     const char *kind;
@@ -28,7 +31,7 @@ struct spec_optimizer_row {
     double beta1, beta2, eps;                    /* defaults; 0 where it has no such field */
 };
 
-extern const struct spec_optimizer_row spec_optimizer_rows[SPEC_MEAN + 1];
+extern const struct spec_optimizer_row spec_optimizer_rows[SPEC_OPTIMIZERS_ALL + 1];
 
 /* -- Moments in 8 bits --------------------------------------------------------------------------
  *

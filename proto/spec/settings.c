@@ -56,11 +56,12 @@ static struct number number_of(uint32_t count, uint32_t index)
 /* NULL: the group has no such number. */
 static const char *name_of(const struct spec *spec, const struct number *n)
 {
-    const struct spec_optimizer_row *row = &spec_optimizer_rows[spec->optimizer];
     if (n->kind == NUMBER_CLIP_NORM)
         return "clip_norm";
     if (n->kind == NUMBER_MICROS)
         return "micro_batches";
+    const struct spec_optimizer_row *row =
+        &spec_optimizer_rows[spec_group_optimizer(spec, n->group)];
     if (spec->groups[n->group].mean)
         return NULL;
     if (n->kind == NUMBER_EPS)
@@ -106,7 +107,8 @@ static int check_momentum(const struct spec *spec, uint32_t index, const struct 
                           struct shd_err *e)
 {
     char name[SETTING_NAME_BYTES];
-    if (!spec->nesterov || n->kind != NUMBER_RATE || n->rate != SETTING_BETA1 || x != 0)
+    if (!spec->nesterov || n->kind != NUMBER_RATE || n->rate != SETTING_BETA1 || x != 0 ||
+        spec->groups[n->group].muon != NULL)
         return SHD_OK;
     return err_set(e, SHD_EINVAL,
                    "%s is 0, and the optimizer is with nesterov: it needs a momentum",
@@ -159,10 +161,9 @@ static int check_number(const struct spec *spec, uint32_t index, double x, bool 
     if (isnan(x))
         return SHD_OK;
     if (name_of(spec, &n) == NULL)
-        return err_set(
-            e, SHD_EINVAL, "group '%.60s' has no such setting: its optimizer is %s",
-            spec->groups[n.group].name,
-            spec_optimizer_rows[spec->groups[n.group].mean ? SPEC_MEAN : spec->optimizer].kind);
+        return err_set(e, SHD_EINVAL, "group '%.60s' has no such setting: its optimizer is %s",
+                       spec->groups[n.group].name,
+                       spec_optimizer_rows[spec_group_optimizer(spec, n.group)].kind);
     if (change && (x == SETTINGS_BACK || x == SETTINGS_STAY))
         return SHD_OK;
     if (n.kind == NUMBER_MICROS)

@@ -133,7 +133,7 @@ bool settings_has_key(const char *key)
 /* Momentum and beta1 are one number, of different optimizers. */
 static bool has(const struct spec *spec, uint32_t group, const struct setting_key *key)
 {
-    const struct spec_optimizer_row *row = &spec_optimizer_rows[spec->optimizer];
+    const struct spec_optimizer_row *row = &spec_optimizer_rows[spec_group_optimizer(spec, group)];
     const char *const beta1 = row->beta1_key, *const beta2 = row->beta2_key;
     if (spec->groups[group].mean)
         return false;
@@ -190,10 +190,9 @@ static int put_group(const struct spec *spec, const char *key, const struct sett
 {
     int r = SHD_OK;
     if (!has(spec, group, k))
-        return err_set(
-            e, SHD_EINVAL, "%.60s: group '%.40s' has no %s: its optimizer is %s", key,
-            spec->groups[group].name, k->name,
-            spec_optimizer_rows[spec->groups[group].mean ? SPEC_MEAN : spec->optimizer].kind);
+        return err_set(e, SHD_EINVAL, "%.60s: group '%.40s' has no %s: its optimizer is %s", key,
+                       spec->groups[group].name, k->name,
+                       spec_optimizer_rows[spec_group_optimizer(spec, group)].kind);
     for (uint32_t i = 0; r == SHD_OK && i < k->count; i++)
         r = put_number(key, x[i], &change->numbers[first_index(spec, k, group) + i], e);
     return r;

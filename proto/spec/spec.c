@@ -13,6 +13,7 @@
 
 #include "proto/base/check.h"
 #include "proto/spec/guard.h"
+#include "proto/spec/muon.h"
 #include "proto/spec/ramp.h"
 
 const struct spec_init_row spec_init_rows[SPEC_INITS + 1] = {
@@ -41,8 +42,11 @@ void spec_free(struct spec *spec)
 {
     if (spec == NULL || atomic_fetch_sub_explicit(&spec->more, 1, memory_order_acq_rel) > 0)
         return;
-    for (uint32_t i = 0; spec->groups != NULL && i < spec->group_count; i++)
+    for (uint32_t i = 0; spec->groups != NULL && i < spec->group_count; i++) {
         free(spec->groups[i].name);
+        free(spec->groups[i].muon);
+        free(spec->groups[i].lamb);
+    }
     for (uint32_t i = 0; spec->units != NULL && i < spec->unit_count; i++)
         free(spec->units[i].name);
     for (uint32_t i = 0; spec->tensors != NULL && i < spec->tensor_count; i++)
@@ -132,6 +136,33 @@ uint32_t spec_arrays(const struct spec *spec)
 uint32_t spec_unit_arrays(const struct spec *spec, uint32_t unit)
 {
     return 1 + spec_unit_moments(spec, unit) + (spec_unit_ema(spec, unit) ? 1 : 0);
+}
+
+enum spec_optimizer spec_group_optimizer(const struct spec *spec, uint32_t group)
+{
+    const struct spec_group *g = &spec->groups[group];
+    if (g->muon != NULL || g->lamb != NULL)
+        return g->muon != NULL ? SPEC_MUON : SPEC_LAMB;
+    return g->mean ? SPEC_MEAN : spec->optimizer;
+}
+
+bool spec_is_matrix(const struct spec *spec, const struct spec_tensor *tensor)
+{
+    return tensor->trainable && spec->groups[tensor->group].muon != NULL;
+}
+
+bool spec_is_whole(const struct spec *spec, const struct spec_tensor *tensor)
+{
+    const struct spec_group *g = &spec->groups[tensor->group];
+    return tensor->trainable && (g->muon != NULL || g->lamb != NULL);
+}
+
+bool spec_has_whole(const struct spec *spec)
+{
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        if (spec->units[u].wholes)
+            return true;
+    return false;
 }
 
 enum spec_optimizer spec_unit_optimizer(const struct spec *spec, uint32_t unit)
@@ -261,6 +292,36 @@ static void compare_micro_batches(struct comparison *c, const struct spec *open,
     same_u64(c, open->micro_batches, asked->micro_batches, "micro_batches_max");
 }
 
+static const char *own_kind(const struct spec_group *g)
+{
+    if (g->muon != NULL || g->lamb != NULL)
+        return g->muon != NULL ? "muon" : "lamb";
+    return g->mean ? "mean" : "the model's";
+}
+
+static void compare_muon(struct comparison *c, const char *group, const struct muon_rule *open,
+                         const struct muon_rule *asked)
+{
+    same_real(c, open->momentum, asked->momentum, "group '%s': momentum", group);
+    same_real(c, open->eps, asked->eps, "group '%s': eps", group);
+    same_u64(c, open->steps, asked->steps, "group '%s': ns_steps", group);
+    same_text(c, open->nesterov ? "true" : "false", asked->nesterov ? "true" : "false",
+              "group '%s': nesterov", group);
+    for (uint32_t i = 0; i < ARRAY_SIZE(open->coefficients); i++)
+        same_real(c, open->coefficients[i], asked->coefficients[i],
+                  "group '%s': ns_coefficients[%" PRIu32 "]", group, i);
+    same_text(c, muon_adjust_names[open->adjust], muon_adjust_names[asked->adjust],
+              "group '%s': adjust_lr_fn", group);
+}
+
+static void compare_lamb(struct comparison *c, const char *group, const struct spec_lamb *open,
+                         const struct spec_lamb *asked)
+{
+    same_real(c, open->beta1, asked->beta1, "group '%s': beta1", group);
+    same_real(c, open->beta2, asked->beta2, "group '%s': beta2", group);
+    same_real(c, open->eps, asked->eps, "group '%s': eps", group);
+}
+
 static void compare_groups(struct comparison *c, const struct spec *open, const struct spec *asked)
 {
     same_u64(c, open->group_count, asked->group_count, "number of groups");
@@ -271,8 +332,11 @@ static void compare_groups(struct comparison *c, const struct spec *open, const 
         same_real(c, o->weight_decay, a->weight_decay, "group '%s': weight_decay", o->name);
         same_text(c, o->skips_idle ? "skip" : "zero", a->skips_idle ? "skip" : "zero",
                   "group '%s': idle", o->name);
-        same_text(c, o->mean ? "mean" : "the model's", a->mean ? "mean" : "the model's",
-                  "group '%s': optimizer", o->name);
+        same_text(c, own_kind(o), own_kind(a), "group '%s': optimizer", o->name);
+        if (c->status == SHD_OK && o->muon != NULL)
+            compare_muon(c, o->name, o->muon, a->muon);
+        if (c->status == SHD_OK && o->lamb != NULL)
+            compare_lamb(c, o->name, o->lamb, a->lamb);
     }
 }
 
@@ -318,6 +382,8 @@ static void compare_unit(struct comparison *c, const struct spec *open, const st
     const struct spec_unit *o = &open->units[i], *a = &asked->units[i];
     same_text(c, o->name, a->name, "units[%" PRIu32 "].name", i);
     same_u64(c, o->tensor_count, a->tensor_count, "unit '%s': number of tensors", o->name);
+    same_text(c, o->whole ? "whole" : "spread", a->whole ? "whole" : "spread", "unit '%s': place",
+              o->name);
     for (uint32_t t = 0; c->status == SHD_OK && t < o->tensor_count; t++)
         compare_tensor(c, open, asked, o->first_tensor + t);
 }

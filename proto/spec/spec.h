@@ -39,7 +39,12 @@ struct spec_init_row {
 #define SPEC_INITS 3 /* ids 1..3 */
 extern const struct spec_init_row spec_init_rows[SPEC_INITS + 1];
 
+struct muon_rule;
 struct ramp;
+
+struct spec_lamb { /* LAMB's of a group */
+    double beta1, beta2, eps;
+};
 
 struct spec_group {
     char *name;          /* owned, unique */
@@ -47,6 +52,8 @@ struct spec_group {
     double weight_decay; /* default 0 */
     bool skips_idle;     /* "idle": units that took no part in a step are not updated */
     bool mean;           /* "optimizer": its tensors become the mean of what is returned of them */
+    struct muon_rule *muon; /* owned: "optimizer", of matrices; NULL: it is another */
+    struct spec_lamb *lamb; /* owned: "optimizer", of whole tensors; NULL: it is another */
 };
 
 struct spec_tensor {
@@ -72,6 +79,8 @@ struct spec_unit {
     bool frozen;     /* its tensors are not trainable: no gradient, no optimizer state */
     bool skips_idle; /* its tensors' groups do, all of them; of a frozen one it says nothing */
     bool mean;       /* its tensors' groups do: returned are values, in fp32; no moments */
+    bool whole;      /* "place": it is of one owner, whole (share/deal.h); where `wholes` */
+    bool wholes;     /* some of its tensors are updated as a whole */
 };
 
 struct guard;
@@ -146,7 +155,16 @@ uint32_t spec_tensor_align(const struct spec *spec);
 uint32_t spec_ema_array(const struct spec *spec);
 bool spec_unit_ema(const struct spec *spec, uint32_t unit);
 
-/* What updates a unit, and in which type its gradients come. */
+/* What updates a group's tensors. */
+enum spec_optimizer spec_group_optimizer(const struct spec *spec, uint32_t group);
+
+/* Is this a matrix that Muon updates? One of the tensors that are updated as a whole, by it or
+ * LAMB? And is there any? */
+bool spec_is_matrix(const struct spec *spec, const struct spec_tensor *tensor);
+bool spec_is_whole(const struct spec *spec, const struct spec_tensor *tensor);
+bool spec_has_whole(const struct spec *spec);
+
+/* What updates a unit, but for those, and in which type its gradients come. */
 enum spec_optimizer spec_unit_optimizer(const struct spec *spec, uint32_t unit);
 enum shd_dtype spec_unit_grad_dtype(const struct spec *spec, uint32_t unit);
 

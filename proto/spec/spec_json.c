@@ -9,6 +9,7 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/spec/spec_guard.h"
+#include "proto/spec/spec_muon.h"
 #include "proto/spec/spec_node.h"
 #include "proto/spec/spec_optimizer.h"
 #include "proto/spec/spec_ramp.h"
@@ -107,7 +108,7 @@ static int parse_group(struct parser *p, const struct node *n, uint32_t index)
     if (r == SHD_OK && !g->skips_idle && strcmp(what, "zero") != 0)
         return err_set(p->e, SHD_EINVAL, "%s is '%.40s', must be zero or skip",
                        node_path(&idle).text, what);
-    return r == SHD_OK ? spec_optimizer_parse_group(g, n, p->e) : r;
+    return r == SHD_OK ? spec_optimizer_parse_group(p->spec, g, n, p->e) : r;
 }
 
 static int default_group(struct parser *p)
@@ -304,6 +305,9 @@ static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, 
     s->trained_units += !u->frozen;
     u->skips_idle = s->groups[s->tensors[u->first_tensor].group].skips_idle;
     u->mean = s->groups[s->tensors[u->first_tensor].group].mean;
+    const int r = spec_place_parse(s, unit, n, p->e);
+    if (r != SHD_OK)
+        return r;
     *padded += u->elems;
     return *padded <= SHD_MODEL_ELEMS_MAX ? SHD_OK : too_many_elems(n, *padded, p->e);
 }
@@ -358,7 +362,7 @@ static int parse_uses(struct parser *p, const struct node *n, uint32_t unit)
 
 static int parse_unit_names(struct parser *p, const struct node *n)
 {
-    static const char *const known[] = { "name", "uses", "tensors" };
+    static const char *const known[] = { "name", "uses", "place", "tensors" };
     struct spec *s = p->spec;
     uint32_t twice = UINT32_MAX, of = 0;
     int r = SHD_OK;

@@ -6,6 +6,7 @@
 
 #include "proto/base/check.h"
 #include "proto/spec/spec.h"
+#include "proto/spec/spec_muon.h"
 #include "proto/spec/spec_node.h"
 
 static int parse_kind(const struct node *n, enum spec_optimizer *ret_kind, struct shd_err *e)
@@ -20,6 +21,12 @@ static int parse_kind(const struct node *n, enum spec_optimizer *ret_kind, struc
             *ret_kind = (enum spec_optimizer)i;
             return SHD_OK;
         }
+    if (strcmp(kind, spec_optimizer_rows[SPEC_MUON].kind) == 0 ||
+        strcmp(kind, spec_optimizer_rows[SPEC_LAMB].kind) == 0)
+        return err_set(e, SHD_EINVAL,
+                       "%s is '%s', which is of a group (groups[].optimizer): the model's, of all "
+                       "other groups, must be adamw, sgd or lion",
+                       node_path(n).text, kind);
     return err_set(e, SHD_EINVAL, "%s is '%.40s', must be adamw, sgd or lion", node_path(n).text,
                    kind);
 }
@@ -151,23 +158,45 @@ int spec_optimizer_parse(struct spec *s, const struct node *n, struct shd_err *e
 
 /* -- Of a group -------------------------------------------------------------------------------- */
 
-/* {"kind": "mean"}: what else a group could have is the model's. */
-static int parse_mean(const struct node *n, struct shd_err *e)
+/* {"kind": "mean"}, or {"kind": "muon", ...} or lamb: what else a group could have is the model's.
+ */
+static int parse_own(struct spec_group *g, const struct node *n, struct shd_err *e)
 {
-    static const char *const known[] = { "kind" };
+    static const char *const mean[] = { "kind" };
     const char *kind = NULL;
+    if (n->json->kind != TEXT_OBJECT)
+        return node_wrong_type(n, "an object", e);
     const struct node field = node_field(n, "kind");
-    int r = node_object(n, known, ARRAY_SIZE(known), e);
-    if (r == SHD_OK)
-        r = node_text(&field, &kind, e);
-    if (r == SHD_OK && strcmp(kind, spec_optimizer_rows[SPEC_MEAN].kind) != 0)
-        return err_set(e, SHD_EINVAL,
-                       "%s is '%.40s', must be mean: other groups have the model's optimizer",
-                       node_path(&field).text, kind);
-    return r;
+    const int r = node_text(&field, &kind, e);
+    if (r != SHD_OK)
+        return r;
+    if (strcmp(kind, spec_optimizer_rows[SPEC_MUON].kind) == 0)
+        return spec_muon_parse(n, &g->muon, e);
+    if (strcmp(kind, spec_optimizer_rows[SPEC_LAMB].kind) == 0)
+        return spec_lamb_parse(n, &g->lamb, e);
+    if (strcmp(kind, spec_optimizer_rows[SPEC_MEAN].kind) == 0)
+        return node_object(n, mean, ARRAY_SIZE(mean), e);
+    return err_set(e, SHD_EINVAL,
+                   "%s is '%.40s', must be mean, muon or lamb: other groups have the model's "
+                   "optimizer",
+                   node_path(&field).text, kind);
 }
 
-int spec_optimizer_parse_group(struct spec_group *g, const struct node *n, struct shd_err *e)
+/* Passes over whole tensors have moments in fp32 alone. */
+static int check_wide(const struct spec *s, const struct spec_group *g, const struct node *n,
+                      struct shd_err *e)
+{
+    const enum spec_optimizer kind = g->muon != NULL ? SPEC_MUON : SPEC_LAMB;
+    if (!s->int8)
+        return SHD_OK;
+    return err_set(e, SHD_EINVAL,
+                   "%s is %s, whose moments are fp32, and the model's are in 8 bits "
+                   "(optimizer.moments: int8): say f32 there, or leave this optimizer out",
+                   node_path(n).text, spec_optimizer_rows[kind].kind);
+}
+
+int spec_optimizer_parse_group(const struct spec *s, struct spec_group *g, const struct node *n,
+                               struct shd_err *e)
 {
     const struct node optimizer = node_field(n, "optimizer"), idle = node_field(n, "idle");
     const struct {
@@ -176,9 +205,11 @@ int spec_optimizer_parse_group(struct spec_group *g, const struct node *n, struc
     } rates[] = { { "lr_scale", g->lr_scale, 1 }, { "weight_decay", g->weight_decay, 0 } };
     if (optimizer.json == NULL)
         return SHD_OK;
-    const int r = parse_mean(&optimizer, e);
+    const int r = parse_own(g, &optimizer, e);
     if (r != SHD_OK)
         return r;
+    if (g->muon != NULL || g->lamb != NULL)
+        return check_wide(s, g, &optimizer, e);
     for (size_t i = 0; i < ARRAY_SIZE(rates); i++) {
         const struct node field = node_field(n, rates[i].key);
         if (rates[i].value != rates[i].none)

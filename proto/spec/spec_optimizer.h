@@ -12,8 +12,10 @@ struct spec_group;
 
 int spec_optimizer_parse(struct spec *s, const struct node *n, struct shd_err *e);
 
-/* A group's own, when node n of the group has one; the rest of the group is parsed. */
-int spec_optimizer_parse_group(struct spec_group *g, const struct node *n, struct shd_err *e);
+/* A group's own, when node n of the group has one; the rest of the group is parsed, and s has
+ * its optimizer. */
+int spec_optimizer_parse_group(const struct spec *s, struct spec_group *g, const struct node *n,
+                               struct shd_err *e);
 
 /* o with key: value, which is taken; NULL where either is. */
 json_t *spec_json_with(json_t *o, const char *key, json_t *value);

@@ -20,6 +20,7 @@
 #include "proto/spec/ramp.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_guard.h"
+#include "proto/spec/spec_muon.h"
 #include "proto/spec/spec_optimizer.h"
 #include "proto/spec/spec_ramp.h"
 
@@ -124,7 +125,7 @@ static void put_unit(struct text *t, const struct spec *spec, const struct spec_
         put(t, i > 0 ? "," : "");
         put_tensor(t, spec, &spec->tensors[unit->first_tensor + i]);
     }
-    put(t, "]}");
+    put(t, unit->whole ? "],\"place\":\"whole\"}" : "]}"); /* as "grad_dtype" */
 }
 
 /* NULL: no memory. */
@@ -170,6 +171,10 @@ static json_t *groups_json(const struct spec *spec)
         if (g->mean)
             o = spec_json_with(o, "optimizer",
                                json_pack("{s:s}", "kind", spec_optimizer_rows[SPEC_MEAN].kind));
+        if (g->muon != NULL)
+            o = spec_json_with(o, "optimizer", spec_muon_json(g->muon));
+        if (g->lamb != NULL)
+            o = spec_json_with(o, "optimizer", spec_lamb_json(g->lamb));
         array = append(array, o);
     }
     return array;

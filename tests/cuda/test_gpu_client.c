@@ -192,6 +192,26 @@ TEST(what_cannot_be_is_said_with_a_remedy)
     fixture_stop(&daemons);
 }
 
+/* By whoever would have to update them; workers on a GPU read those of the host as any others. */
+TEST(matrices_of_owners_on_a_gpu_are_refused)
+{
+    struct worker w = { .model = { .name = "no", .whole = "muon" }, .steps = 1 };
+    fixture_start(&daemons, use_owners(&mixes[2]), NULL);
+    expect_refused(&w, SHD_ENOTSUP,
+                   "a group's optimizer is muon or lamb, which is not done on a GPU (");
+    fixture_stop(&daemons);
+    w.device = "cuda:0";
+    w.address = "local:";
+    expect_refused(&w, SHD_ENOTSUP,
+                   "a group's optimizer is muon or lamb, which is not done on a GPU (");
+    w.address = NULL;
+    fixture_start(&daemons, use_owners(&mixes[1]), NULL);
+    run_worker(&w);
+    EXPECT_STR(w.report->text, "");
+    EXPECT_EQ(w.report->status, SHD_OK);
+    fixture_stop(&daemons);
+}
+
 int main(int argc, char **argv)
 {
     setenv("SHIM_CUDA_DEVICES", "2", 1);

@@ -3,8 +3,11 @@
 const char *kind_spec(const struct kind *k)
 {
     static char json[4096];
-    const char *plain = pt_spec(&(struct pt_model){
-        .name = "kept", .publish = k->publish, .frozen = k->frozen, .ema = k->ema });
+    const char *plain = pt_spec(&(struct pt_model){ .name = "kept",
+                                                    .publish = k->publish,
+                                                    .frozen = k->frozen,
+                                                    .ema = k->ema,
+                                                    .whole = k->whole });
     const char *at = strstr(plain, "\"kind\": \"adamw\"");
     CHECK(at != NULL);
     snprintf(json, sizeof json, "%.*s%s%s", (int)(at - plain), plain, k->optimizer,

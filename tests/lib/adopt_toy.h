@@ -15,16 +15,20 @@ struct kind {
     bool frozen, routed;
     uint64_t overflow_step;
     bool ema;
+    const char *whole; /* as pt_model's */
 };
 
 static const struct kind kinds[] = {
-    { TOY_ADAMW, "f32", true, true, 1, false },
-    { TOY_ADAMW, "bf16", false, false, UINT64_MAX, false },
-    { TOY_SGD, "f32", false, true, 0, false },
-    { TOY_LION, "f16", true, false, 2, false },
-    { TOY_ADAMW, "bf16", true, true, 1, true },
-    { TOY_SGD, "f32", false, true, UINT64_MAX, true },
-    { TOY_ADAMW ", \"moments\": \"int8\"", "bf16", true, true, 1, true },
+    { TOY_ADAMW, "f32", true, true, 1, false, NULL },
+    { TOY_ADAMW, "bf16", false, false, UINT64_MAX, false, NULL },
+    { TOY_SGD, "f32", false, true, 0, false, NULL },
+    { TOY_LION, "f16", true, false, 2, false, NULL },
+    { TOY_ADAMW, "bf16", true, true, 1, true, NULL },
+    { TOY_SGD, "f32", false, true, UINT64_MAX, true, NULL },
+    { TOY_ADAMW ", \"moments\": \"int8\"", "bf16", true, true, 1, true, NULL },
+    { TOY_ADAMW, "f32", true, true, 1, false, "muon" },
+    { TOY_SGD, "bf16", false, true, UINT64_MAX, true, "muon" },
+    { TOY_ADAMW, "bf16", false, true, 2, true, "lamb" },
 };
 
 const char *kind_spec(const struct kind *k);

@@ -156,38 +156,54 @@ void toy_reference(const char *spec, uint32_t steps, char ret_hex[65])
 
 #define PT_NONE UINT32_MAX
 
+static const char *groups_of(const struct pt_model *p)
+{
+    if (p->mean)
+        return "\"groups\": [ { \"name\": \"w\" },"
+               "  { \"name\": \"s\", \"optimizer\": { \"kind\": \"mean\" } } ],";
+    if (p->whole == NULL)
+        return "";
+    return strcmp(p->whole, "lamb") == 0
+               ? "\"groups\": [ { \"name\": \"w\" }, { \"name\": \"x\","
+                 "  \"weight_decay\": 0.1, \"optimizer\": { \"kind\": \"lamb\" } } ],"
+               : "\"groups\": [ { \"name\": \"w\" }, { \"name\": \"x\","
+                 "  \"weight_decay\": 0.1, \"optimizer\": { \"kind\": \"muon\" } } ],";
+}
+
 const char *pt_spec(const struct pt_model *p)
 {
     static const char *const dtypes[] = { "f32", "f32", "bf16", "f16" };
     static char json[4096];
     const char *trainable = p->frozen ? "false" : "true";
-    const char *own = p->mean ? ", \"group\": \"w\"" : "",
-               *mean = p->mean ? ", \"group\": \"s\"" : "";
+    const char *own = p->mean || p->whole != NULL ? ", \"group\": \"w\"" : "",
+               *mean = p->mean ? ", \"group\": \"s\"" : own,
+               *matrix = p->whole != NULL ? ", \"group\": \"x\"" : own;
+    const char *place = p->placed ? ", \"place\": \"whole\"" : "";
+    const char *wide = p->whole != NULL ? "130, 70" : "4099",
+               *square = p->whole != NULL ? "50, 50" : "2500";
     snprintf(json, sizeof json,
              "{ \"name\": \"%s\", \"seed\": 5, \"micro_batches\": 4, \"publish\": \"%s\","
              "  \"grad_dtype\": \"%s\", %s%s"
              "  \"accumulate\": %u, \"optimizer\": { \"kind\": \"adamw\"%s }, \"units\": ["
              "  { \"name\": \"embed\", \"tensors\": [ { \"name\": \"wte\", \"shape\": [61, 83]%s,"
              "      \"init\": [\"normal\", 0, 0.5] } ] },"
-             "  { \"name\": \"h0\", \"tensors\": [ { \"name\": \"h0.w\", \"shape\": [4099]%s,"
+             "  { \"name\": \"h0\", \"tensors\": [ { \"name\": \"h0.w\", \"shape\": [%s]%s,"
              "      \"init\": [\"normal\", 0, 1] }, { \"name\": \"h0.b\", \"shape\": [7]%s } ] },"
-             "  { \"name\": \"h1\", \"tensors\": [ { \"name\": \"h1.w\", \"shape\": [9001]%s,"
+             "  { \"name\": \"h1\"%s, \"tensors\": [ { \"name\": \"h1.w\", \"shape\": [9001]%s,"
              "      \"trainable\": %s, \"init\": [\"normal\", 0, 1] } ] },"
-             "  { \"name\": \"e0\", \"tensors\": [ { \"name\": \"e0.w\", \"shape\": [2500]%s,"
+             "  { \"name\": \"e0\"%s, \"tensors\": [ { \"name\": \"e0.w\", \"shape\": [%s]%s,"
              "      \"init\": [\"normal\", 0, 1] } ] },"
-             "  { \"name\": \"e1\", \"tensors\": [ { \"name\": \"e1.w\", \"shape\": [2500]%s,"
+             "  { \"name\": \"e1\", \"tensors\": [ { \"name\": \"e1.w\", \"shape\": [%s]%s,"
              "      \"init\": [\"normal\", 0, 1] } ] },"
-             "  { \"name\": \"e2\", \"tensors\": [ { \"name\": \"e2.w\", \"shape\": [2500]%s,"
+             "  { \"name\": \"e2\", \"tensors\": [ { \"name\": \"e2.w\", \"shape\": [%s]%s,"
              "      \"init\": [\"normal\", 0, 1] } ] },"
              "  { \"name\": \"head\", \"uses\": [\"embed\"], \"tensors\": [ { \"name\": \"ln\","
              "      \"shape\": [777]%s, \"init\": [\"uniform\", 0, 2] } ] } ] }",
-             p->name, p->publish != NULL ? p->publish : "f32", dtypes[p->grad_dtype],
-             p->mean ? "\"groups\": [ { \"name\": \"w\" },"
-                       "  { \"name\": \"s\", \"optimizer\": { \"kind\": \"mean\" } } ],"
-                     : "",
+             p->name, p->publish != NULL ? p->publish : "f32", dtypes[p->grad_dtype], groups_of(p),
              p->ema ? "\"ema\": 0.9, \"ema_warmup\": true, " : "",
              p->accumulate > 0 ? p->accumulate : 1, p->int8 ? ", \"moments\": \"int8\"" : "", own,
-             own, own, mean, trainable, own, mean, own, own);
+             wide, matrix, own, place, mean, trainable, place, square, matrix, square,
+             p->mean ? mean : matrix, square, matrix, own);
     return json;
 }
 

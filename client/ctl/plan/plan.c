@@ -300,6 +300,7 @@ static int answer_peer(struct plan_ask *ask, const struct words *w)
         peer_print(&c, stdout);
     else if (r == SHD_OK && !goes_on)
         verb_json(peer_json(&c), JSON_INDENT(2), stdout);
+    fflush(stdout); /* else errors come in the middle of it where both go to one file */
     const size_t refused = c.refused;
     peer_free(&c);
     if (r != SHD_OK)

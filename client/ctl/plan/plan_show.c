@@ -92,7 +92,7 @@ static void print_unit(const struct spec *spec, uint32_t unit, struct table *t)
     char note[TEXT_BYTES] = "-";
     snprintf(index, sizeof index, "%" PRIu32, unit);
     snprintf(params, sizeof params, "%" PRIu64, unit_params(spec, unit));
-    const char *kind = su->frozen ? ", frozen" : su->mean ? ", mean" : "";
+    const char *kind = su->frozen ? ", frozen" : su->mean ? ", mean" : su->whole ? ", whole" : "";
     if (su->uses_count == 1)
         snprintf(note, sizeof note, "uses %" PRIu32 "%s", su->uses[0], kind);
     else if (su->uses_count > 1)
@@ -178,6 +178,11 @@ static int print_owners(const struct spec *spec, const struct plan_ask *ask,
                 "  Of the state, moments in 8 bits: %g bytes a parameter; in fp32 it were %u.\n",
                 spec_moments(spec) * (double)QUANT_TILE_BYTES / QUANT_TILE_ELEMS,
                 spec_moments(spec) * (unsigned)sizeof(float));
+    if (spec_has_whole(spec))
+        fprintf(
+            out,
+            "  Units that Muon or LAMB updates are whole, at one owner each; the state has room\n"
+            "  for an update beside. The times of updates leave out Muon's iteration.\n");
     if (ask->state_on_file)
         fprintf(out, "  On files: %s state each at most, %s in all.\n",
                 text_size(o.max.file, state), text_size(o.total_file_bytes, total));

@@ -14,6 +14,7 @@
 #include "client/ctl/watch/show_slice.h"
 #include "client/ctl/watch/show_units.h"
 #include "client/shd.h"
+#include "proto/share/deal.h"
 #include "proto/spec/spec_json.h"
 
 static const char show_about[] =
@@ -50,7 +51,8 @@ struct shown {
     const struct options *o;
     shd_session *session; /* owned, with the model */
     shd_model *model;
-    struct spec *spec; /* owned */
+    struct spec *spec;      /* owned */
+    uint32_t *whole_owners; /* owned: deal.h */
 };
 
 static const char *const array_names[] = { "param", "m", "v", "grad", "update", "ema" };
@@ -77,7 +79,8 @@ static uint64_t bytes_at(const struct shown *s, const struct spec_tensor *t, uin
     const uint64_t arrays = spec_unit_arrays(s->spec, t->unit) + !unit->frozen;
     const uint64_t int8 = s->spec->int8 ? spec_unit_moments(s->spec, t->unit) : 0;
     uint64_t first;
-    const struct slice slice = layout_slice(unit->elems, owner, shd_owners(s->session));
+    const struct slice slice = deal_slice(unit->elems, s->whole_owners[t->unit], owner,
+                                          shd_owners(s->session));
     const uint64_t elems = layout_intersect(slice, t->offset_elems, t->elems, &first);
     const uint64_t blocks = (elems + QUANT_BLOCK_ELEMS - 1) / QUANT_BLOCK_ELEMS;
     return (arrays - int8) * sizeof(float) * elems +
@@ -325,7 +328,8 @@ static int attach(struct shown *s, const char **ret_tensor, struct shd_err *e)
     const char *json = shd_model_spec(s->model);
     if (json == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the model's spec");
-    return spec_parse(json, strlen(json), &s->spec, e);
+    r = spec_parse(json, strlen(json), &s->spec, e);
+    return r == SHD_OK ? deal_units(s->spec, shd_owners(s->session), &s->whole_owners, e) : r;
 }
 
 static int show(const struct options *o, struct shd_err *e)
@@ -346,6 +350,7 @@ static int show(const struct options *o, struct shd_err *e)
     else if (r == SHD_OK)
         r = is_pattern(tensor) ? print_matches(&s, tensor, e) : print_one(&s, tensor, e);
     spec_free(s.spec);
+    free(s.whole_owners);
     shd_model_close(s.model);
     shd_close(s.session);
     return r;

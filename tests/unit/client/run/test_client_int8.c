@@ -12,6 +12,9 @@ static const struct pt_model mixed = {
 static const struct pt_model means = {
     .name = "pt", .publish = "f32", .mean = true, .int8 = true
 }; /* units 2 and 4 are */
+static const struct pt_model placed = {
+    .name = "pt", .publish = "bf16", .ema = true, .int8 = true, .placed = true
+}; /* units 2 and 3 have one owner each */
 
 static float *array_of(shd_model *m, uint32_t unit, enum shd_array array)
 {
@@ -78,7 +81,7 @@ static void expect_rounded(shd_model *m, uint32_t unit, enum shd_array array)
 
 TEST(digests_are_the_same_for_any_owners)
 {
-    static const struct pt_model *const models[] = { &small, &mixed, &means };
+    static const struct pt_model *const models[] = { &small, &mixed, &means, &placed };
     for (size_t i = 0; i < ARRAY_SIZE(models); i++)
         for (int owners = 1; owners <= 3; owners++) {
             fixture_start(&daemons, owners, NULL);
@@ -131,7 +134,7 @@ TEST(training_is_near_that_of_fp32_moments)
 /* 64 bytes and a scale for each 64, in whole pages of a unit: no more, and nothing overlaps. */
 TEST(a_moment_has_17_bytes_for_16_elements)
 {
-    static const struct pt_model *const models[] = { &small, &mixed, &means };
+    static const struct pt_model *const models[] = { &small, &mixed, &means, &placed };
     struct shd_err e = { 0 };
     for (size_t i = 0; i < ARRAY_SIZE(models); i++)
         for (uint32_t owner = 0; owner < 3; owner++) {
@@ -172,7 +175,7 @@ TEST(a_checkpoint_loses_nothing)
 {
     struct shd_err e = { 0 };
     struct checkpoint_verified verified;
-    static const struct pt_model *const models[] = { &mixed, &means };
+    static const struct pt_model *const models[] = { &mixed, &means, &placed };
     for (size_t i = 0; i < ARRAY_SIZE(models); i++) {
         make_ckpts();
         fixture_start(&daemons, 2, NULL);

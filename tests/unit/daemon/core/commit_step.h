@@ -221,7 +221,8 @@ static int queue_apply(struct rig *rig, struct work *work)
           1e-8f,
           (float)(1 - pow(0.9, t)),
           (float)(1 - pow(0.999, t)),
-          { .scale = 0 } },
+          { .scale = 0 },
+          { .lr = 0 } },
         { (float)d->lr,
           0,
           0.8f,
@@ -229,7 +230,8 @@ static int queue_apply(struct rig *rig, struct work *work)
           1e-6f,
           (float)(1 - pow(0.8, t)),
           (float)(1 - pow(0.95, t)),
-          { .scale = 0 } },
+          { .scale = 0 },
+          { .lr = 0 } },
     };
     struct kern_update args = {
         .kind = SPEC_ADAMW,

@@ -4,7 +4,9 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/share/activity.h"
+#include "proto/share/deal.h"
 #include "proto/share/shardmap.h"
+#include "proto/spec/muon.h"
 #include "proto/spec/spec.h"
 #include "tests/lib/proto_util.h"
 #include "tests/lib/test.h"
@@ -226,6 +228,100 @@ TEST(failed_allocations_are_errors_without_leak)
         EXPECT_STATUS(r, SHD_ENOMEM);
         EXPECT(map == NULL);
     }
+    spec_free(spec);
+}
+
+/* Units of one owner each: in descending size, each to who has least so far. */
+TEST(whole_units_are_dealt_by_size)
+{
+    struct spec *spec = parse(
+        quoted("{'name':'m','micro_batches':1,'optimizer':{'kind':'adamw'},'units':["
+               "{'name':'a','place':'whole','tensors':[{'name':'1','shape':[3,2048]}]},"
+               "{'name':'b','tensors':[{'name':'2','shape':[5,2048]}]},"
+               "{'name':'c','place':'whole','tensors':[{'name':'3','shape':[10,2048]}]},"
+               "{'name':'d','place':'whole','tensors':[{'name':'4','shape':[3,2048]}]},"
+               "{'name':'e','place':'whole','tensors':[{'name':'5','shape':[4,2048]}]},"
+               "{'name':'f','place':'whole','tensors':[{'name':'6','shape':[3,2048]}]}]}"));
+    static const uint32_t want[4][6] = {
+        { 0, DEAL_SPREAD, 0, 0, 0, 0 },
+        { 1, DEAL_SPREAD, 0, 1, 1, 0 }, /* 10, 4, 3, 3 of 1 are 10; the last finds both at 10 */
+        { 2, DEAL_SPREAD, 0, 2, 1, 1 },
+        { 2, DEAL_SPREAD, 0, 3, 1, 2 },
+    };
+    for (uint32_t owners = 1; owners <= 4; owners++) {
+        uint32_t *owner_of = NULL;
+        struct shd_err e;
+        EXPECT_OK(deal_units(spec, owners, &owner_of, &e), &e);
+        for (uint32_t u = 0; u < spec->unit_count; u++)
+            EXPECT_EQ(owner_of[u], want[owners - 1][u]);
+        for (uint32_t o = 0; o < owners; o++) {
+            struct shardmap *map = map_of(spec, o, owners);
+            for (uint32_t u = 0; u < spec->unit_count; u++) {
+                const struct slice all = { 0, owner_of[u] == o ? spec->units[u].elems : 0 };
+                if (owner_of[u] != DEAL_SPREAD)
+                    EXPECT(map->slice[u].first_elem == all.first_elem &&
+                           map->slice[u].elems == all.elems);
+            }
+            EXPECT_EQ(map->scratch_elems, 0);
+            shardmap_free(map);
+        }
+        free(owner_of);
+    }
+    spec_free(spec);
+}
+
+/* However many there are and of whatever size, no owner has more than another by more than one. */
+TEST(no_owner_is_ahead_by_more_than_a_unit)
+{
+    uint64_t state = test_seed(77);
+    struct spec *spec = four_units("adamw", "f32");
+    for (int round = 0; round < 200; round++) {
+        const uint32_t owners = 1 + (uint32_t)(test_random(&state) % 9);
+        uint64_t load[9] = { 0 }, most = 0, least = UINT64_MAX, largest = 0;
+        uint32_t *owner_of = NULL;
+        struct shd_err e;
+        for (uint32_t u = 0; u < UNITS; u++) {
+            spec->units[u].whole = true;
+            spec->units[u].elems = (1 + test_random(&state) % 50) * SHD_BLOCK_ELEMS;
+            largest = spec->units[u].elems > largest ? spec->units[u].elems : largest;
+        }
+        EXPECT_OK(deal_units(spec, owners, &owner_of, &e), &e);
+        for (uint32_t u = 0; u < UNITS; u++)
+            load[owner_of[u]] += spec->units[u].elems;
+        for (uint32_t o = 0; o < owners; o++) {
+            most = load[o] > most ? load[o] : most;
+            least = load[o] < least ? load[o] : least;
+        }
+        EXPECT(most - least <= largest);
+        free(owner_of);
+    }
+    spec_free(spec);
+}
+
+/* Whoever has matrices has room behind its arrays to update the unit that needs most. */
+TEST(owners_of_matrices_have_room_to_update_them)
+{
+    struct spec *spec = parse(
+        quoted("{'name':'m','micro_batches':1,'optimizer':{'kind':'adamw'},'groups':["
+               "{'name':'w'},{'name':'x','optimizer':{'kind':'muon'}}],'units':["
+               "{'name':'a','tensors':[{'name':'1','shape':[100,90],'group':'x'},"
+               "{'name':'2','shape':[40,300],'group':'x'},{'name':'3','shape':[7],'group':'w'}]},"
+               "{'name':'b','tensors':[{'name':'4','shape':[5000],'group':'w'}]}]}"));
+    struct shardmap *one = map_of(spec, 0, 2), *none = map_of(spec, 1, 2);
+    const struct muon_room first = muon_room(100, 90), second = muon_room(40, 300);
+    EXPECT(first.across && first.rows == 90 && first.cols == 100 && first.stride == 128);
+    EXPECT(!second.across && second.stride == 320 && second.gram_stride == 64);
+    EXPECT(muon_room_elems(&first) > muon_room_elems(&second));
+    EXPECT_EQ(muon_room(8, 256).stride, 288); /* not 1 KiB apart */
+    EXPECT_EQ(one->scratch_elems,
+              whole_head_elems(2) + spec->units[0].elems + muon_room_elems(&first));
+    EXPECT_EQ(shardmap_scratch_elem(one),
+              shardmap_kept_bytes(one) / sizeof(float) + one->train_elems);
+    EXPECT(shardmap_state_bytes(one) >=
+           (shardmap_scratch_elem(one) + one->scratch_elems) * sizeof(float));
+    EXPECT(none->scratch_elems == 0 && one->trails == 4 && none->trails == 4);
+    shardmap_free(one);
+    shardmap_free(none);
     spec_free(spec);
 }
 

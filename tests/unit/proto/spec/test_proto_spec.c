@@ -3,6 +3,7 @@
 
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
+#include "proto/spec/muon.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_json.h"
 #include "tests/lib/proto_util.h"
@@ -409,6 +410,88 @@ TEST(a_group_may_be_a_mean)
     spec_free(plain);
     spec_free(mean);
     spec_free(again);
+}
+
+/* Its matrices' units are of one owner each, and so are those that say so. */
+TEST(a_group_of_matrices_may_be_muons)
+{
+    static const char *const frame =
+        "{" HEAD ",'groups':[{'name':'w'},{'name':'x','lr_scale':2%s}],'units':["
+        "{'name':'u','tensors':[{'name':'a','shape':[3,5],'group':'x'},"
+        "{'name':'b','shape':[7],'group':'w'}]},"
+        "{'name':'f','tensors':[{'name':'c','shape':[9],'group':'x','trainable':false}]},"
+        "{'name':'v','place':'whole','tensors':[{'name':'d','shape':[2],'group':'w'}]}]}";
+    struct spec *plain = parse(quoted(frame, ""));
+    struct spec *muon = parse(quoted(frame, ",'optimizer':{'kind':'muon'}"));
+    struct spec *other = parse(quoted(frame,
+                                      ",'optimizer':{'kind':'muon','momentum':0.5,'eps':1e-3,"
+                                      "'nesterov':false,'ns_steps':3,'ns_coefficients':"
+                                      "[3,-4,2],'adjust_lr_fn':'match_rms_adamw'}"));
+    struct shd_err e;
+    EXPECT(muon->units[0].whole && muon->units[0].wholes);
+    EXPECT(!muon->units[1].whole && !muon->units[1].wholes); /* frozen: nobody updates it */
+    EXPECT(muon->units[2].whole && !muon->units[2].wholes);
+    EXPECT(!plain->units[0].whole && !spec_has_whole(plain) && spec_has_whole(muon));
+    EXPECT(spec_is_matrix(muon, &muon->tensors[0]) && !spec_is_matrix(muon, &muon->tensors[1]));
+    EXPECT(spec_group_optimizer(muon, 0) == muon->optimizer &&
+           spec_group_optimizer(muon, 1) == SPEC_MUON);
+    EXPECT_EQ(spec_unit_moments(muon, 0), spec_moments(plain));
+    EXPECT(memcmp(muon->groups[1].muon, &muon_default, sizeof muon_default) == 0);
+    EXPECT(other->groups[1].muon->steps == 3 && other->groups[1].muon->coefficients[1] == -4 &&
+           other->groups[1].muon->adjust == MUON_MATCH_RMS_ADAMW);
+    struct spec *const specs[] = { plain, muon, other };
+    for (size_t i = 0; i < ARRAY_SIZE(specs); i++) {
+        char *text = dump(specs[i]);
+        struct spec *again = parse(text);
+        EXPECT_OK(spec_compare(specs[i], again, &e), &e);
+        free(text);
+        spec_free(again);
+    }
+    EXPECT_STATUS(spec_compare(plain, muon, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "group 'x': optimizer is 'muon', the open model has 'the model's'");
+    EXPECT_STATUS(spec_compare(muon, other, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "group 'x': momentum is 0.5, the open model has 0.95");
+    for (size_t i = 0; i < ARRAY_SIZE(specs); i++)
+        spec_free(specs[i]);
+}
+
+TEST(a_group_may_be_lambs)
+{
+    static const char *const frame =
+        "{'name':'m','micro_batches':1,'optimizer':{'kind':'adamw'},'groups':[{'name':'w'},{'name':"
+        "'x'%s}],'units':["
+        "{'name':'u','tensors':[{'name':'a','shape':[3,5,2],'group':'x'},"
+        "{'name':'b','shape':[7],'group':'w'}]}]}";
+    struct spec *plain = parse(quoted(frame, ""));
+    struct spec *lamb = parse(quoted(frame, ",'optimizer':{'kind':'lamb'}"));
+    struct spec *other = parse(quoted(frame, ",'optimizer':{'kind':'lamb','beta2':0.95}"));
+    struct shd_err e;
+    EXPECT(lamb->units[0].whole && lamb->units[0].wholes && !plain->units[0].whole);
+    EXPECT(spec_is_whole(lamb, &lamb->tensors[0]) && !spec_is_matrix(lamb, &lamb->tensors[0]));
+    EXPECT(!spec_is_whole(lamb, &lamb->tensors[1]));
+    EXPECT_EQ(spec_group_optimizer(lamb, 1), SPEC_LAMB);
+    EXPECT(lamb->groups[1].lamb->beta1 == 0.9 && lamb->groups[1].lamb->eps == 1e-6);
+    char *text = dump(other);
+    struct spec *again = parse(text);
+    EXPECT_OK(spec_compare(other, again, &e), &e);
+    EXPECT_STATUS(spec_compare(lamb, other, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "group 'x': beta2 is 0.95, the open model has 0.999");
+    EXPECT_STATUS(spec_compare(plain, lamb, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "group 'x': optimizer is 'lamb', the open model has 'the model's'");
+    free(text);
+    spec_free(plain);
+    spec_free(lamb);
+    spec_free(other);
+    spec_free(again);
+}
+
+/* As torch.optim.Muon's _adjust_lr(). */
+TEST(muons_rate_depends_on_the_shape)
+{
+    EXPECT(muon_ratio(MUON_ORIGINAL, 400, 100) == 2 && muon_ratio(MUON_ORIGINAL, 100, 400) == 1);
+    EXPECT(muon_ratio(MUON_SPECTRAL_UNCLAMPED, 100, 400) == 0.5);
+    EXPECT(muon_ratio(MUON_MATCH_RMS_ADAMW, 100, 400) == 0.2 * 20);
+    EXPECT(muon_ratio(MUON_MATCH_RMS_ADAMW, 400, 100) == 0.2 * 20);
 }
 
 TEST(negative_zero_has_one_spelling)

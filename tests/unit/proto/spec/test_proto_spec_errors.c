@@ -113,6 +113,8 @@ TEST(fields_of_the_optimizer_are_checked)
         { "3", SHD_EINVAL, "optimizer must be an object, is an integer" },
         { "{}", SHD_EINVAL, "optimizer.kind is missing" },
         { "{'kind':'adam'}", SHD_EINVAL, "optimizer.kind is 'adam', must be adamw, sgd or lion" },
+        { "{'kind':'muon'}", SHD_EINVAL,
+          "optimizer.kind is 'muon', which is of a group (groups[].optimizer): the model's" },
         { "{'kind':true}", SHD_EINVAL, "optimizer.kind must be a string, is a boolean" },
         { "{'kind':'sgd','beta1':0}", SHD_EINVAL, "optimizer.beta1 is not a known field" },
         { "{'kind':'adamw','momentum':0}", SHD_EINVAL, "optimizer.momentum is not a known field" },
@@ -276,7 +278,7 @@ TEST(means_are_checked)
 #define OTHER_UNIT "{'name':'u','tensors':[{'name':'a','shape':[1],'group':'g'}]}"
     static const struct bad cases[] = {
         { "'groups':[{'name':'g','optimizer':{'kind':'sgd'}}]," SMALL_UNITS, SHD_EINVAL,
-          "groups[0].optimizer.kind is 'sgd', must be mean" },
+          "groups[0].optimizer.kind is 'sgd', must be mean, muon or lamb" },
         { "'groups':[{'name':'g','optimizer':'mean'}]," SMALL_UNITS, SHD_EINVAL,
           "groups[0].optimizer must be an object" },
         { "'groups':[{'name':'g','optimizer':{'kind':'mean','beta1':0}}]," SMALL_UNITS, SHD_EINVAL,
@@ -300,6 +302,70 @@ TEST(means_are_checked)
     };
     expect_all_bad(cases, ARRAY_SIZE(cases),
                    "{'name':'m','micro_batches':6,'optimizer':{'kind':'sgd'},%s}");
+}
+
+/* Of the group, and of its tensors, which are matrices that one owner has whole. */
+TEST(groups_of_muon_are_checked)
+{
+#define MUON(fields)  "'groups':[{'name':'g','optimizer':{'kind':'muon'" fields "}}]," SMALL_UNITS
+#define MUON_OF(unit) "'groups':[{'name':'g','optimizer':{'kind':'muon'}}],'units':[" unit "]"
+    static const struct bad cases[] = {
+        { MUON(",'beta1':0.9"), SHD_EINVAL, "groups[0].optimizer.beta1 is not a known field" },
+        { MUON(",'momentum':1"), SHD_ERANGE, "groups[0].optimizer.momentum is 1, must be 0 to" },
+        { MUON(",'eps':0"), SHD_ERANGE, "groups[0].optimizer.eps is 0" },
+        { MUON(",'ns_steps':0"), SHD_ERANGE, "groups[0].optimizer.ns_steps is 0, must be 1 to 99" },
+        { MUON(",'ns_steps':100"), SHD_ERANGE, "groups[0].optimizer.ns_steps is 100" },
+        { MUON(",'nesterov':1"), SHD_EINVAL, "groups[0].optimizer.nesterov must be" },
+        { MUON(",'ns_coefficients':[1,2]"), SHD_ERANGE,
+          "groups[0].optimizer.ns_coefficients has 2 entries, must be 3 to 3" },
+        { MUON(",'ns_coefficients':[1,2,'c']"), SHD_EINVAL,
+          "groups[0].optimizer.ns_coefficients[2] must be a number" },
+        { MUON(",'adjust_lr_fn':'none'"), SHD_EINVAL,
+          "groups[0].optimizer.adjust_lr_fn is 'none', must be original, match_rms_adamw or "
+          "spectral_unclamped" },
+        { MUON_OF("{'name':'u','tensors':[{'name':'a','shape':[4,4]},{'name':'b','shape':[3]}]}"),
+          SHD_EINVAL, "units[0].tensors[1]: 'b' has 1 dimensions, and group 'g' is of Muon" },
+        { MUON_OF("{'name':'u','tensors':[{'name':'a','shape':[2,4,4]}]}"), SHD_EINVAL,
+          "units[0].tensors[0]: 'a' has 3 dimensions" },
+        { MUON_OF("{'name':'u','place':'spread','tensors':[{'name':'a','shape':[4,4]}]}"),
+          SHD_EINVAL,
+          "units[0].place is 'spread', and the unit has tensors that Muon or LAMB updates" },
+        { "'groups':[{'name':'g','optimizer':{'kind':'lamb','eps':0}}]," SMALL_UNITS, SHD_ERANGE,
+          "groups[0].optimizer.eps is 0" },
+        { "'groups':[{'name':'g','optimizer':{'kind':'lamb','momentum':0}}]," SMALL_UNITS,
+          SHD_EINVAL, "groups[0].optimizer.momentum is not a known field" },
+        { "'groups':[{'name':'g','optimizer':{'kind':'lamb'}}]," SMALL_UNITS, SHD_EINVAL,
+          "whose optimizer, lamb, keeps two moments, and the model's, sgd, one: say adamw" },
+        { "'units':[{'name':'u','place':'here','tensors':[{'name':'a','shape':[4]}]}]", SHD_EINVAL,
+          "units[0].place is 'here', must be spread or whole" },
+        { "'units':[{'name':'u','place':1,'tensors':[{'name':'a','shape':[4]}]}]", SHD_EINVAL,
+          "units[0].place must be a string" },
+    };
+    expect_all_bad(cases, ARRAY_SIZE(cases),
+                   "{'name':'m','micro_batches':6,'optimizer':{'kind':'sgd'},%s}");
+}
+
+/* Muon's momentum and LAMB's moments are fp32. */
+TEST(whole_tensors_have_no_moments_in_8_bits)
+{
+#define OWN(optimizer) "'groups':[{'name':'f'},{'name':'g','optimizer':" optimizer "}]," TWO_UNITS
+#define TWO_UNITS                                                                         \
+    "'units':[{'name':'u','tensors':[{'name':'a','shape':[4,4],'group':'g'},{'name':'b'," \
+    "'shape':[4],'group':'f'}]}]"
+    static const struct bad cases[] = {
+        { OWN("{'kind':'muon'}"), SHD_EINVAL,
+          "groups[1].optimizer is muon, whose moments are fp32, and the model's are in 8 bits "
+          "(optimizer.moments: int8)" },
+        { OWN("{'kind':'lamb'}"), SHD_EINVAL,
+          "groups[1].optimizer is lamb, whose moments are fp32, and the model's are in 8 bits" },
+        { OWN("{'kind':'muon','moments':'int8'}"), SHD_EINVAL,
+          "groups[1].optimizer.moments is not a known field" },
+        { OWN("{'kind':'lamb','moments':'int8'}"), SHD_EINVAL,
+          "groups[1].optimizer.moments is not a known field" },
+    };
+    expect_all_bad(cases, ARRAY_SIZE(cases),
+                   "{'name':'m','micro_batches':6,'optimizer':{'kind':'adamw','moments':'int8'},"
+                   "%s}");
 }
 
 TEST(names_are_limited_to_127_bytes)
