@@ -225,7 +225,7 @@ static int attach(struct box *b, struct worker *w, const char *spec, struct shd_
     void *memory = sys_malloc(turn_bytes(1));
     if (memory == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a worker");
-    w->turn = turn_init(memory, 1);
+    w->turn = turn_init(memory, 1, 1);
     int r = attach_open(b->near, "cpu0", &w->at, e);
     if (r != SHD_OK)
         return r;

@@ -109,7 +109,7 @@ int scale_worker(const struct scale *s, const struct scale_daemon *daemon, uint3
                       : err_set(e, SHD_ENOMEM, "no memory for a turn over %u owners",
                                 scale_owners(s));
     if (r == SHD_OK) {
-        w.turn = turn_init(memory, scale_owners(s));
+        w.turn = turn_init(memory, scale_owners(s), scale_owners(s));
         run(&w, rounds, ret);
     }
     free(memory);

@@ -53,8 +53,8 @@ static void make_request(const struct round *round, const struct link *link,
     const struct restoring *r = round->ctx;
     ret_request->restore = (struct wire_restore){
         .path = r->path,
-        .owner = link->index,
-        .owners = r->hub->link_count,
+        .owner = link_owner(link),
+        .owners = link_owners(link),
         .weights = r->weights,
         .open = r->open,
         .replace = r->replace,
@@ -87,6 +87,7 @@ static int ask_all(struct restoring *r, const char *what, struct shd_err *e)
                            .type = WIRE_RESTORED,
                            .make = make_request,
                            .take = take_restored,
+                           .replicated = true,
                            .spec = &r->spec,
                            .ctx = r };
     r->answered = false;
@@ -118,13 +119,18 @@ static int open_all(struct restoring *r, struct shd_err *e)
     return status;
 }
 
+static int choose_id(struct restoring *r, struct shd_err *e)
+{
+    if (getrandom(&r->restore_id, sizeof r->restore_id, 0) != (ssize_t)sizeof r->restore_id)
+        return err_sys(e, SHD_EIO, "get random bytes");
+    r->restore_id |= 1; /* not 0 */
+    return SHD_OK;
+}
+
 /* A daemon that was started again in between says that it has read nothing. */
 static int run(struct restoring *r, struct shd_err *e)
 {
     int status = SHD_ENOENT;
-    if (getrandom(&r->restore_id, sizeof r->restore_id, 0) != (ssize_t)sizeof r->restore_id)
-        return err_sys(e, SHD_EIO, "get random bytes");
-    r->restore_id |= 1; /* not 0 */
     for (uint32_t i = 0; status == SHD_ENOENT && i < ATTEMPTS_MAX; i++) {
         status = ask_patiently(r, /* open= */ false, e);
         if (status == SHD_ECANCELED) /* who reads gives up, and forgets what it has read */
@@ -230,6 +236,39 @@ static int check_session(const shd_session *s, const struct shd_restore_options 
     return SHD_OK;
 }
 
+static int run_within(struct restoring *r, uint64_t timeout_ms, struct shd_err *e)
+{
+    struct hub *hub = r->hub;
+    const uint64_t timeout_ns = hub->timeout_ns; /* the session's is for what is quick */
+    const bool patient = hub->patient;
+    hub->patient = false;
+    hub->timeout_ns = (timeout_ms > 0 ? timeout_ms : TIMEOUT_MS_DEFAULT) * NS_PER_MS;
+    const int status = run(r, e);
+    hub->timeout_ns = timeout_ns;
+    hub->patient = patient;
+    return status;
+}
+
+int restore_seats(struct hub *hub, const char *path, const struct restore_as *as,
+                  uint64_t *ret_step, struct shd_err *e)
+{
+    struct restoring r = {
+        .hub = hub, .restore_id = as->id, .one_count = as->one_count, .spec.segment = SEGMENT_CLOSED
+    };
+    CHECK(hub->members.seats != NULL && as->id != 0);
+    int status = take_checkpoint(&r, path, e);
+    if (status == SHD_OK)
+        status = spec_out_init(&r.spec, r.spec_json, e);
+    if (status == SHD_OK)
+        status = run_within(&r, /* timeout_ms= */ 0, e);
+    if (status == SHD_OK)
+        *ret_step = r.step;
+    spec_out_deinit(&r.spec);
+    free(r.path);
+    free(r.spec_json);
+    return status;
+}
+
 int shd_restore(shd_session *s, const char *path, const struct shd_restore_options *options,
                 struct shd_restored *ret_restored, struct shd_err *e)
 {
@@ -254,18 +293,13 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
         status = check_spec(&r, &restored, e);
     if (status == SHD_OK)
         status = spec_out_init(&r.spec, r.spec_json, e);
-    if (status == SHD_OK) {
-        const uint64_t timeout_ns = s->hub->timeout_ns; /* the session's is for what is quick */
-        const bool patient = s->hub->patient;
-        s->hub->patient = false;
-        s->hub->timeout_ns = (o.timeout_ms > 0 ? o.timeout_ms : TIMEOUT_MS_DEFAULT) * NS_PER_MS;
-        status = run(&r, e);
-        s->hub->timeout_ns = timeout_ns;
-        s->hub->patient = patient;
-    }
+    if (status == SHD_OK)
+        status = choose_id(&r, e);
+    if (status == SHD_OK)
+        status = run_within(&r, o.timeout_ms, e);
     if (status == SHD_OK) {
         restored.step = r.step;
-        for (uint32_t i = 0; i < s->hub->link_count; i++)
+        for (uint32_t i = 0; i < s->hub->owner_count; i++)
             restored.bytes += r.owner_bytes[i];
         sized_give(ret_restored, &restored);
     }

@@ -1,4 +1,4 @@
-/* Looking at what was saved. */
+/* Restoring by some of a model's owners, and looking at what was saved. */
 #ifndef SHD_CHECKPOINT_RESTORE_H
 #define SHD_CHECKPOINT_RESTORE_H
 
@@ -18,5 +18,18 @@ struct checkpoint_verified {
 };
 int checkpoint_verify(const char *path, struct checkpoint_verified *ret_verified,
                       struct shd_err *e);
+
+struct hub;
+
+struct restore_as {
+    uint64_t id;    /* of the restore, not 0: a model there that knows it is taken for this one */
+    bool one_count; /* of updates, as the others have it */
+};
+
+/* Have the daemons of hub open the model of the checkpoint at path, each its own slice, as
+ * hub->members.seats says: the others have it already. *ret_step: its step. Errors: as
+ * shd_restore(). */
+int restore_seats(struct hub *hub, const char *path, const struct restore_as *as,
+                  uint64_t *ret_step, struct shd_err *e);
 
 #endif

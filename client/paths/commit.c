@@ -18,11 +18,13 @@
 #include "client/paths/layout.h"
 #include "client/paths/look.h"
 #include "client/paths/map.h"
+#include "client/paths/rejoin.h"
 #include "client/paths/rewind.h"
 #include "client/paths/turn.h"
 #include "client/session/activity.h"
 #include "client/session/hub.h"
 #include "client/session/link.h"
+#include "client/session/membership.h"
 #include "client/session/round.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -34,16 +36,24 @@
 
 /* -- A turn ------------------------------------------------------------------------------------ */
 
+struct said {           /* a member's own attempt */
+    const char *device; /* borrowed: its place may change meanwhile */
+    uint64_t attempt;
+};
+
 struct turning { /* ctx of a turn's round */
     struct shd_model *m;
     const struct wire_bytes *blob; /* borrowed; NULL: none */
     uint64_t attempt;
-    const uint64_t *attempts; /* borrowed, [owners]: instead, of each owner its own; NULL: none */
+    const struct said *said; /* borrowed, [members]: instead, of each its own; NULL: none */
 };
 
 static uint64_t attempt_of(const struct turning *t, const struct link *link)
 {
-    return t->attempts != NULL ? t->attempts[link->index] : t->attempt;
+    for (uint32_t i = 0; t->said != NULL && i < link->hub->link_count; i++)
+        if (t->said[i].device == link->device)
+            return t->said[i].attempt;
+    return t->attempt;
 }
 
 static int turn_err(const struct link *link, int code, struct shd_err *e)
@@ -88,7 +98,7 @@ static void make_commit(const struct round *round, const struct link *link,
     ret_request->commit.norm = turn_norm(t->m->map->turn);
     if (has_blob)
         ret_request->commit.blob = *t->blob;
-    const double *norms = link->index == 0 ? turn_unit_norms(t->m->map->turn) : NULL;
+    const double *norms = link_owner(link) == 0 ? turn_unit_norms(t->m->map->turn) : NULL;
     if (norms != NULL)
         ret_request->commit.unit_norms = (struct wire_bytes){
             (const uint8_t *)norms, t->m->spec->guard->columns * sizeof *norms
@@ -120,6 +130,8 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
                            .type = prepare ? WIRE_PREPARED : WIRE_COMMITTED,
                            .make = prepare ? make_prepare : make_commit,
                            .take = prepare ? take_prepared : take_committed,
+                           .replicated = true,
+                           .follows = true,
                            .fault = prepare ? &t->m->fault : NULL,
                            .ctx = t };
     int r = SHD_OK;
@@ -190,6 +202,12 @@ int commit_step(struct shd_model *m, const struct decide_args *args, const struc
     const int r = commit_turn(&t, e);
     m->sealed = m->sealed || turn_state(m->map->turn) != TURN_PREPARING ||
                 turn_unit_sums(m->map->turn) > 0;
+    if (r == SHD_EINTERNAL && membership_news(m->session->hub)) {
+        *ret_decided = (struct decided){
+            .over = true
+        }; /* one that is out contradicts the others */
+        return SHD_OK;
+    }
     if (r == SHD_OK)
         *ret_decided = turn_decided(m->map->turn);
     return r;
@@ -202,11 +220,14 @@ struct steps {
     uint32_t ahead, behind; /* the first owner with the highest, with the lowest step */
 };
 
-static struct steps find_steps(const struct map_model *map)
+static struct steps find_steps(const struct shd_model *m)
 {
+    const struct map_model *map = m->map;
     struct steps s = { map->owners[0].layout.step, map->owners[0].layout.step, 0, 0 };
-    for (uint32_t i = 1; i < map->owner_count; i++) {
+    for (uint32_t i = 1; i < map->member_count; i++) {
         const uint64_t step = map->owners[i].layout.step;
+        if (hub_lost(m->session->hub, i))
+            continue;
         if (step < s.min) {
             s.min = step;
             s.behind = i;
@@ -221,12 +242,21 @@ static struct steps find_steps(const struct map_model *map)
 
 /* As the owners have said, and not as they will: one that has begun another attempt since, or went
  * back, is not to take this for a request of that. NULL: no memory. */
-static uint64_t *attempts_of(const struct shd_model *m)
+static struct said *attempts_of(const struct shd_model *m)
 {
-    uint64_t *attempts = sys_calloc(m->map->owner_count, sizeof *attempts);
-    for (uint32_t i = 0; attempts != NULL && i < m->map->owner_count; i++)
-        attempts[i] = m->map->owners[i].layout.attempt;
-    return attempts;
+    const struct link *links = m->session->hub->links;
+    struct said *said = sys_calloc(m->map->member_count, sizeof *said);
+    for (uint32_t i = 0; said != NULL && i < m->map->member_count; i++)
+        said[i] = (struct said){ links[i].device, m->map->owners[i].layout.attempt };
+    return said;
+}
+
+static uint32_t count_gone(const struct shd_model *m)
+{
+    uint32_t gone = 0;
+    for (uint32_t i = 0; i < m->map->member_count; i++)
+        gone += hub_lost(m->session->hub, i);
+    return gone;
 }
 
 /* Micro-batches of the step that an owner is at: as its last decision, or the spec, says. */
@@ -238,28 +268,32 @@ static uint32_t micros_at(const struct shd_model *m, uint32_t owner)
 }
 
 /* Commit the step before s.max to all. *ret_over: it is no longer on record, so the owners moved
- * on, or back. */
+ * on, or back; or one was lost meanwhile, and its place is that of another one, which said other
+ * things. */
 static int pass_on(struct shd_model *m, struct steps s, bool *ret_over, struct shd_err *e)
 {
     const struct turn_update update = { .args = { .micro_batches = micros_at(m, s.behind) },
                                         .recorded_only = true };
     size_t bytes;
-    uint64_t *attempts = attempts_of(m);
+    const uint32_t gone = count_gone(m);
+    struct said *said = attempts_of(m);
     void *data = sys_malloc(SHD_BLOB_BYTES_MAX);
-    int r = data != NULL && attempts != NULL ? SHD_OK
-                                             : err_set(e, SHD_ENOMEM, "no memory for a blob");
+    int r = data != NULL && said != NULL ? SHD_OK : err_set(e, SHD_ENOMEM, "no memory for a blob");
     if (r == SHD_OK)
         r = look_blob(m, s.ahead, data, SHD_BLOB_BYTES_MAX, &bytes, e);
-    if (r == SHD_OK) {
+    if (r == SHD_OK && count_gone(m) == gone) {
         const struct wire_bytes blob = { data, bytes };
-        struct turning t = { .m = m, .blob = &blob, .attempts = attempts };
+        struct turning t = { .m = m, .blob = &blob, .said = said };
         m->step = s.min;
         turn_begin(m->map->turn, m->step, &update);
         r = commit_turn(&t, e);
     }
     free(data);
-    free(attempts);
-    *ret_over = r == SHD_ERESET || (r == SHD_OK && turn_state(m->map->turn) == TURN_OVER);
+    free(said);
+    if (r == SHD_EINTERNAL && membership_news(m->session->hub))
+        r = SHD_ERESET;
+    *ret_over = r == SHD_ERESET ||
+                (r == SHD_OK && (count_gone(m) != gone || turn_state(m->map->turn) == TURN_OVER));
     return r == SHD_ERESET ? SHD_OK : r;
 }
 
@@ -268,12 +302,14 @@ static void take_in(struct shd_model *m)
 {
     const struct map_model *map = m->map;
     m->in = (struct groups_in){ .step = m->step };
-    for (uint32_t i = 0; i < map->owner_count; i++)
-        if (map->owners[i].layout.attempt > m->in.attempt)
+    for (uint32_t i = 0; i < map->member_count; i++)
+        if (!hub_lost(m->session->hub, i) && map->owners[i].layout.attempt > m->in.attempt)
             m->in.attempt = map->owners[i].layout.attempt;
     memset(m->in.groups, 0xff, sizeof m->in.groups);
-    for (uint32_t i = 0; i < map->owner_count; i++) {
+    for (uint32_t i = 0; i < map->member_count; i++) {
         const struct map_layout *l = &map->owners[i].layout;
+        if (hub_lost(m->session->hub, i))
+            continue;
         const bool counts = l->step == m->step && l->attempt == m->in.attempt;
         for (size_t b = 0; b < sizeof m->in.groups; b++)
             m->in.groups[b] &= counts ? l->in[b] : 0;
@@ -301,8 +337,10 @@ static bool can_follow(const struct shd_model *m, struct steps s)
     const uint32_t groups = micros_at(m, s.behind) / m->spec->accumulate;
     const struct map_layout *ahead = &map->owners[s.ahead].layout;
     const bool put = ahead->decided && ahead->decision.put != 0;
-    for (uint32_t i = 0; !put && i < map->owner_count; i++)
-        for (uint32_t g = 0; map->owners[i].layout.step == s.min && g < groups; g++)
+    for (uint32_t i = 0; !put && i < map->member_count; i++)
+        for (uint32_t g = 0;
+             !hub_lost(m->session->hub, i) && map->owners[i].layout.step == s.min && g < groups;
+             g++)
             if ((map->owners[i].layout.in[g / 8] & 1u << g % 8) == 0)
                 return false;
     return s.min + 1 == s.max;
@@ -327,8 +365,16 @@ static int refresh(struct shd_model *m, struct shd_err *e)
 {
     struct layout_opening o = { .m = m, .name = m->spec->name };
     struct hub *hub = m->session->hub;
+    uint32_t successions = hub->members.successions;
     int r = layout_ask_all(&o, e);
+    while (r == SHD_EGONE && hub->members.successions != successions &&
+           hub_check(hub, NULL) == SHD_OK) {
+        successions = hub->members.successions; /* its replica is the owner now */
+        r = layout_ask_all(&o, e);
+    }
     for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++) { /* let go of the tickets */
+        if (hub_lost(m->session->hub, i))
+            continue;
         r = segments_take(m, &hub->links[i], &m->map->owners[i].layout, /* wanted= */ 0, e);
         r = r == SHD_EGONE ? SHD_OK : r; /* and so they are gone */
     }
@@ -344,18 +390,28 @@ static int look_back(struct shd_model *m, uint64_t *ret_newest, bool *ret_again,
     uint64_t to;
     const int r = rewind_together(m, ret_again, e);
     const uint64_t newest = *ret_newest = rewind_newest(m, &to);
-    for (uint32_t i = 0; i < m->map->owner_count; i++)
-        *ret_again = *ret_again || m->map->owners[i].layout.attempt < newest;
+    for (uint32_t i = 0; i < m->map->member_count; i++)
+        *ret_again = *ret_again ||
+                     (!hub_lost(m->session->hub, i) && m->map->owners[i].layout.attempt < newest);
     return r;
+}
+
+/* Else hosts may have come in with that rewind. */
+static bool has_viewed(const struct shd_model *m, uint64_t rewound)
+{
+    return m->session->hub->members.membership == NULL || rewound <= m->map->viewed_rewound;
 }
 
 int settle_steps(struct shd_model *m, struct shd_err *e)
 {
-    struct steps s = find_steps(m->map), before = { UINT64_MAX, UINT64_MAX, 0, 0 };
+    struct steps s = find_steps(m), before = { UINT64_MAX, UINT64_MAX, 0, 0 };
     uint64_t rewound = 0;
     for (uint32_t look = 0;; look++) {
         bool over = true, again = false;
-        int r = look_back(m, &rewound, &again, e);
+        int r = rejoin_look(m, /* opening= */ NULL, &again, e);
+        if (r == SHD_OK && !again)
+            r = look_back(m, &rewound, &again, e);
+        again = again || !has_viewed(m, rewound);
         if (r == SHD_OK && !again && s.min == s.max)
             break;
         if (r == SHD_OK && !again && can_follow(m, s)) {
@@ -364,14 +420,15 @@ int settle_steps(struct shd_model *m, struct shd_err *e)
         }
         if (r == SHD_OK && !over)
             break;
-        if (r == SHD_OK && ((!again && same_steps(s, before)) || look == LOOKS_MAX))
+        if (r == SHD_OK && ((!again && same_steps(s, before)) || look >= LOOKS_MAX) &&
+            !membership_news(m->session->hub)) /* one that is out stays behind */
             r = err_apart(m, s, e);
         if (r == SHD_OK)
             r = refresh(m, e);
         if (r != SHD_OK)
             return r;
         before = s;
-        s = find_steps(m->map);
+        s = find_steps(m);
     }
     settled(m, s, rewound);
     return SHD_OK;

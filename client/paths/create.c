@@ -63,8 +63,8 @@ static void make_create(const struct round *round, const struct link *link,
         .what = c->what,
         .origin = c->origin,
         .name = begin ? c->spec->name : "",
-        .owner = link->index,
-        .owners = c->hub->link_count,
+        .owner = link_owner(link),
+        .owners = c->hub->owner_count,
         .one_count = begin && c->one_count,
     };
     if (begin)
@@ -93,6 +93,7 @@ static struct round create_round(struct creating *c, enum wire_create_what what)
                            .type = WIRE_CREATED,
                            .make = make_create,
                            .take = take_created,
+                           .replicated = true,
                            .spec = what == WIRE_CREATE_BEGIN ? c->json : NULL,
                            .ctx = c };
 }
@@ -108,7 +109,9 @@ static int ask(struct creating *c, enum wire_create_what what, bool first,
         r = round_ask(&round, &c->hub->links[i], 0, e);
     r = round_finish(&round, c->hub, r, e);
     for (uint32_t i = first ? 0 : 1; r == SHD_OK && i < end; i++)
-        if (c->parts[i].state == WIRE_CREATED_OPEN && what == WIRE_CREATE_BEGIN && !first)
+        if (c->hub->links[i].state == LINK_GONE)
+            continue;
+        else if (c->parts[i].state == WIRE_CREATED_OPEN && what == WIRE_CREATE_BEGIN && !first)
             r = link_err(&c->hub->links[i], SHD_EEXIST, e, "has model '%s' open, and %s has not",
                          c->spec->name, c->hub->links[0].device);
         else if (c->parts[i].state != wanted && !(first && what == WIRE_CREATE_BEGIN))
@@ -145,20 +148,21 @@ static int take_stage(const struct creating *c, uint32_t owner, struct shd_err *
 
 static int make_parts(struct creating *c, struct shd_err *e)
 {
-    const uint32_t owners = c->hub->link_count;
+    const uint32_t members = c->hub->link_count;
     uint64_t elems = 0;
     for (uint32_t u = 0; u < c->spec->unit_count; u++)
         if (c->spec->units[u].elems > elems)
             elems = c->spec->units[u].elems;
-    c->parts = sys_calloc(owners, sizeof *c->parts);
+    c->parts = sys_calloc(members, sizeof *c->parts);
     c->values = sys_malloc(elems * sizeof *c->values);
     if (c->parts == NULL || c->values == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for start values of %" PRIu64 " elements", elems);
     int r = SHD_OK;
-    for (uint32_t i = 0; i < owners; i++)
+    for (uint32_t i = 0; i < members; i++)
         c->parts[i].stage = SEGMENT_CLOSED;
-    for (uint32_t i = 0; r == SHD_OK && i < owners; i++)
-        r = shardmap_new(c->spec, i, owners, &c->parts[i].shards, e);
+    for (uint32_t i = 0; r == SHD_OK && i < members; i++)
+        r = shardmap_new(c->spec, i % c->hub->owner_count, c->hub->owner_count, &c->parts[i].shards,
+                         e);
     return r;
 }
 
@@ -189,9 +193,12 @@ static int put_unit(struct creating *c, uint32_t unit, struct shd_err *e)
 {
     int r = SHD_OK;
     c->putting = (struct round){
-        .what = "Put", .asks = WIRE_PUT, .type = WIRE_REPLY_NONE, .make = make_put, .ctx = c
+        .what = "Put", .asks = WIRE_PUT, .type = WIRE_REPLY_NONE, .make = make_put,
+        .replicated = true, .ctx = c
     };
     for (uint32_t i = 0; r == SHD_OK && i < c->hub->link_count; i++) {
+        if (c->parts[i].stage.base == NULL)
+            continue; /* gone */
         const struct slice slice = c->parts[i].shards->slice[unit];
         memcpy(c->parts[i].stage.base, c->values + slice.first_elem,
                slice.elems * sizeof *c->values);
@@ -221,7 +228,8 @@ static int put_all(struct creating *c, struct shd_err *e)
 {
     int r = SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && i < c->hub->link_count; i++)
-        r = take_stage(c, i, e);
+        if (c->hub->links[i].state != LINK_GONE)
+            r = take_stage(c, i, e);
     return r == SHD_OK ? put_units(c, e) : r;
 }
 
@@ -238,7 +246,7 @@ static void make_fork(const struct round *round, const struct link *link,
         .model = c->starts->from->map->owners[link->index].layout.handle,
         .step = c->starts->step
     };
-    if (change == NULL || link->index > 0)
+    if (change == NULL || link_owner(link) > 0)
         return;
     const struct settings_bytes b = settings_pack(change);
     ret_request->fork.settings = (struct wire_bytes){ b.old, b.old_bytes };
@@ -263,6 +271,7 @@ static int fork_at(struct creating *c, uint64_t step, struct shd_err *e)
                            .type = WIRE_FORKED,
                            .make = make_fork,
                            .take = take_forked,
+                           .replicated = true,
                            .ctx = c };
     c->starts->step = step;
     return round_all(&round, c->hub, 0, e);

@@ -79,7 +79,7 @@ static int get_once(struct getting *g, bool *ret_again, struct shd_err *e)
                            .ctx = g };
     int r = round_all(&round, hub, 0, e);
     *ret_again = false;
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++) {
+    for (uint32_t i = 0; r == SHD_OK && i < hub->owner_count; i++) {
         r = copy_slice(g, &hub->links[i], e);
         *ret_again = *ret_again || g->got[i].step != g->got[0].step;
     }
@@ -90,12 +90,12 @@ static int get_once(struct getting *g, bool *ret_again, struct shd_err *e)
 int get_unit(struct shd_model *m, const struct path_get *get, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
-    struct getting g = { m, get, sys_calloc(hub->link_count, sizeof *g.got) };
+    struct getting g = { m, get, sys_calloc(hub->owner_count, sizeof *g.got) };
     const uint64_t start_ns = clock_now_ns();
     bool again = true;
     int r = SHD_OK;
     if (g.got == NULL)
-        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " answers", hub->link_count);
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " answers", hub->owner_count);
     while ((r = get_once(&g, &again, e)), again) {
         const uint64_t left_ns = hub_left_ns(hub, start_ns, PAUSE_NS);
         if (left_ns == 0)

@@ -77,10 +77,10 @@ static int take_layout(struct layout_opening *o, const struct link *link,
     if (reply->type != WIRE_LAYOUT)
         return link_err(link, SHD_EPROTO, e, "answered OpenModel with a reply of type %d",
                         (int)reply->type);
-    if (layout->owner != link->index || layout->owners != owners)
+    if (layout->owner != link_owner(link) || layout->owners != owners)
         return link_err(link, SHD_EPROTO, e,
                         "is owner %" PRIu32 " of %" PRIu32 ", not %" PRIu32 " of %" PRIu32,
-                        layout->owner, layout->owners, link->index, owners);
+                        layout->owner, layout->owners, link_owner(link), owners);
     if (layout->slots != o->slots)
         return link_err(link, SHD_EPROTO, e, "made %" PRIu32 " gradient slots, not %" PRIu32,
                         layout->slots, o->slots);
@@ -103,6 +103,7 @@ static int take_layout(struct layout_opening *o, const struct link *link,
                               .spec_bytes = layout->spec_bytes,
                               .one_count = layout->one_count,
                               .instance = layout->instance,
+                              .origin = layout->origin,
                               .guard_back = layout->guard_back,
                               .room = layout->room };
     memcpy(got.segments, layout->segments, sizeof got.segments);
@@ -127,8 +128,8 @@ static void fill_open(const struct layout_opening *o, const struct link *link,
 {
     struct wire_open_model *q = &ret_request->open_model;
     *q = (struct wire_open_model){ .name = o->name,
-                                   .owner = link->index,
-                                   .owners = link->hub->link_count,
+                                   .owner = link_owner(link),
+                                   .owners = link->hub->owner_count,
                                    .slots = o->slots,
                                    .origin = o->origin,
                                    .settled = o->settled,
@@ -161,8 +162,25 @@ static struct round open_round(struct layout_opening *o)
                            .make = make_open,
                            .take = take_open,
                            .spec = o->json,
+                           .replicated = true,
                            .to_the_end = true, /* who opens after an error finds no half of this */
                            .ctx = o };
+}
+
+/* FNV-1a. */
+static uint64_t hash_of(const char *text)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (; *text != '\0'; text++)
+        hash = (hash ^ (uint8_t)*text) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+uint64_t layout_source(const struct shd_model *m, const struct map_layout *layout)
+{
+    if (layout->restore_id != 0)
+        return layout->restore_id;
+    return layout->origin != 0 ? layout->origin : hash_of(m->spec->name) | 1;
 }
 
 /* What a restore has replaced at some owners and not at others is no model. */
@@ -170,8 +188,12 @@ static int check_restores(const struct shd_model *m, struct shd_err *e)
 {
     const struct map_owner *owners = m->map->owners;
     const struct link *links = m->session->hub->links;
-    for (uint32_t i = 1; i < m->map->owner_count; i++)
-        if (owners[i].layout.restore_id != owners[0].layout.restore_id)
+    for (uint32_t i = 1; i < m->map->member_count; i++) {
+        const struct map_layout *l = &owners[i].layout;
+        if (hub_lost(m->session->hub, i) || (owners[i].joining && l->segment_count == 0))
+            continue; /* nor is one that has not answered yet */
+        if (l->restore_id != owners[0].layout.restore_id && m->spec != NULL &&
+            layout_source(m, l) != layout_source(m, &owners[0].layout))
             return link_err(&links[i], SHD_ESTEP, e,
                             "has model '%s' at step %" PRIu64
                             ", daemon %s has it of another restore, at step %" PRIu64
@@ -179,6 +201,7 @@ static int check_restores(const struct shd_model *m, struct shd_err *e)
                             "again",
                             m->spec->name, owners[i].layout.step, links[0].device,
                             owners[0].layout.step);
+    }
     return SHD_OK;
 }
 

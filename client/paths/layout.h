@@ -21,6 +21,11 @@ struct layout_opening { /* what a model is asked for by */
 int layout_ask(struct layout_opening *o, struct link *link, struct shd_err *e);
 int layout_ask_all(struct layout_opening *o, struct shd_err *e);
 
+/* What a member's model was made of, the same at all members: the restore, or the start values. One
+ * that was filled (client/checkpoint/refill.h) has it as the number of its restore, though that was
+ * of its host alone. Not 0. */
+uint64_t layout_source(const struct shd_model *m, const struct map_layout *layout);
+
 /* On a link that comes up: the model's layout at the successor. */
 int layout_exchange(struct shd_model *m, struct link *link, uint32_t slots,
                     struct map_layout *ret_layout, struct shd_err *e);

@@ -141,7 +141,10 @@ int lease_ask_owner(struct shd_model *m, uint32_t owner, bool now, struct wire_l
                     struct shd_err *e)
 {
     const struct question q = { .owner = owner, .now = now };
-    return answer_to(m, &q, ret_leased, e);
+    if (m->session->hub->links[owner].state != LINK_GONE)
+        return answer_to(m, &q, ret_leased, e);
+    *ret_leased = (struct wire_leased){ .step = m->step, .what = WIRE_LEASED_ALL_IN };
+    return SHD_OK;
 }
 
 int lease_meet(struct shd_model *m, uint32_t workers, struct shd_err *e)
@@ -191,7 +194,7 @@ int lease_to_owners(struct shd_model *m, uint32_t group, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
     const struct call call = {
-        .make = make_back, .fn = taken_back, .ctx = m, .arg = group, .step = m->step
+        .make = make_back, .fn = taken_back, .stays = true, .ctx = m, .arg = group, .step = m->step
     };
     int r = SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)

@@ -282,7 +282,7 @@ static int look_range(struct shd_model *m, const struct digest_part *part, uint8
                            .take = take_range,
                            .ctx = &sink };
     int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+    for (uint32_t i = 0; r == SHD_OK && i < hub->owner_count; i++)
         if (owner_range(&sink, i) > 0)
             r = round_ask(&round, &hub->links[i], 0, e);
     return round_finish(&round, hub, r, e);
@@ -303,7 +303,7 @@ int look_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)
                            .take = take_leaves,
                            .ctx = &sink };
     int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+    for (uint32_t i = 0; r == SHD_OK && i < hub->owner_count; i++)
         r = ask_leaves(&round, &hub->links[i], e);
     return round_finish(&round, hub, r, e);
 }

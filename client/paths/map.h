@@ -37,6 +37,7 @@ struct map_layout {  /* an owner's answer to OpenModel */
     uint64_t step;
     uint64_t restore_id; /* of the restore that made it; 0: none did */
     uint64_t instance;   /* of the owner's model; 0: it did not say */
+    uint64_t origin;     /* of its start values; 0: the spec's */
     uint32_t twin_pid;   /* who trains with this process's $RANK, too; 0: nobody */
     uint32_t slots;      /* as the daemon laid them out */
     uint64_t slot_bytes;
@@ -71,7 +72,8 @@ struct map_whole { /* of an owner */
         *gpu; /* borrowed: what its memory is copied by; NULL: none yet, or it is the host's */
     struct whole_segment publish;
     struct whole_inbox *inbox; /* owned: today's, first; NULL: none yet */
-    struct segment held;       /* owned: today's inbox of another GPU, not mapped */
+    struct segment held;       /* owned: today's inbox of another GPU, or publish of a replica: not
+                                * mapped */
     uint8_t **slots;           /* owned, [view_slots]: where each slot's slice lies */
 };
 
@@ -85,11 +87,13 @@ struct map_owner {                 /* of one model, by owner index */
     struct map_layout layout;
     bool mapped; /* publish and board */
     bool has_inbox;
+    bool joining; /* a replica whose host is in again, and that is not opened yet: rejoin.h */
 };
 
 struct map_model {
-    struct map_owner *owners; /* owned, [owner_count] */
+    struct map_owner *owners; /* owned, [member_count]: owners, then their replicas (replica.h) */
     uint32_t owner_count;
+    uint32_t member_count; /* == owner_count, or twice as many */
     bool whole;           /* owners' segments are mapped one by one: whole.h */
     void **params;        /* owned, [units]: reservations; NULL: not made */
     uint32_t *view_of;    /* owned, [units]: views of units that are cut alike are shared */
@@ -98,13 +102,15 @@ struct map_model {
     uint32_t view_count;
     float **views; /* owned, [slots * view_count]: reservations; NULL: not made */
     uint32_t view_slots;
-    bool *stale; /* owned, [slots * owner_count]: the views show a predecessor's inbox there */
+    bool *stale; /* owned, [slots * member_count]: the views show a predecessor's inbox there */
     struct turn *turn;       /* owned: the commit at hand */
     double *unit_norms;      /* owned, [guard.columns]: the turn's; NULL: not made */
     struct leasing *leasing; /* owned: the question for work at hand; NULL: none was asked yet */
     uint64_t put_origin;     /* of the last put that was begun here */
     struct pinned *pinned;   /* owned by run/pin.c; NULL: nothing was pinned yet */
     uint64_t first;          /* owner 0's instance, once it has answered; 0: not known */
+    bool viewed;             /* who is in was read since it was opened, with the next */
+    uint64_t viewed_rewound; /* the last rewind that was done before that; 0: none */
     uint64_t rewound;        /* the attempt that began with the last rewind it knows of; 0: none */
 };
 

@@ -126,7 +126,7 @@ int place_reserve_slots(struct shd_model *m, uint32_t slots, struct shd_err *e)
     struct map_model *map = m->map;
     const uint32_t count = slots * map->view_count;
     map->views = sys_calloc(count, sizeof *map->views);
-    map->stale = sys_calloc((size_t)slots * map->owner_count, sizeof *map->stale);
+    map->stale = sys_calloc((size_t)slots * map->member_count, sizeof *map->stale);
     if (map->views == NULL || map->stale == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " views", count);
     map->view_slots = slots;
@@ -229,7 +229,7 @@ static int replace_inbox(struct shd_model *m, struct map_owner *owner, int *fd, 
     segment_close(&owner->inbox);
     owner->inbox = inbox;
     for (uint32_t slot = 0; slot < m->map->view_slots; slot++)
-        m->map->stale[slot * m->map->owner_count + index] = true;
+        m->map->stale[slot * m->map->member_count + index] = true;
     return SHD_OK;
 }
 
@@ -267,7 +267,7 @@ float *place_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit)
 
 static bool *find_stale(const struct shd_model *m, const struct map_owner *owner, uint32_t slot)
 {
-    return &m->map->stale[slot * m->map->owner_count + (uint32_t)(owner - m->map->owners)];
+    return &m->map->stale[slot * m->map->member_count + (uint32_t)(owner - m->map->owners)];
 }
 
 static int place_ready_slot(struct shd_model *m, struct map_owner *owner, uint32_t slot,
@@ -384,7 +384,7 @@ static int mapped_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *
     struct hub *hub = m->session->hub;
     const uint64_t start_ns = clock_now_ns();
     int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+    for (uint32_t i = 0; r == SHD_OK && i < hub->owner_count; i++)
         if (m->map->owners[i].shards->slice[unit].elems > 0)
             r = mapped_wait_owner(m, &hub->links[i], unit, start_ns, e);
     return r;

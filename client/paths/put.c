@@ -78,8 +78,8 @@ static void make_create(const struct round *round, const struct link *link,
         .what = p->what,
         .origin = p->decision.put,
         .name = "",
-        .owner = link->index,
-        .owners = p->hub->link_count,
+        .owner = link_owner(link),
+        .owners = p->hub->owner_count,
         .model = p->m->map->owners[link->index].layout.handle,
         .step = p->m->step,
         .consent = p->consent,
@@ -115,6 +115,7 @@ static struct round put_round(struct putting *p, enum wire_create_what what)
                            .type = WIRE_CREATED,
                            .make = make_create,
                            .take = take_created,
+                           .replicated = true,
                            .ctx = p };
 }
 
@@ -129,7 +130,7 @@ static int ask(struct putting *p, enum wire_create_what what, bool first,
         r = round_ask(&round, &p->hub->links[i], 0, e);
     r = round_finish(&round, p->hub, r, e);
     for (uint32_t i = first ? 0 : 1; r == SHD_OK && i < end; i++)
-        if (p->parts[i].state != wanted && !(first && p->parts[i].state == WIRE_CREATED_OVER))
+        if (p->hub->links[i].state != LINK_GONE && p->parts[i].state != wanted && !(first && p->parts[i].state == WIRE_CREATED_OVER))
             r = link_err(&p->hub->links[i], SHD_ESTEP, e,
                          "answered a put in step %" PRIu64 " with %d", p->m->step,
                          (int)p->parts[i].state);
@@ -172,6 +173,7 @@ static int commit(struct putting *p, bool first, struct shd_err *e)
                            .type = WIRE_COMMITTED,
                            .make = make_commit,
                            .take = take_committed,
+                           .replicated = true,
                            .ctx = p };
     const uint32_t end = first ? 1 : p->hub->link_count;
     int r = SHD_OK;
@@ -206,6 +208,8 @@ static int write_array(const struct putting *p, uint32_t array, uint32_t unit, s
 {
     const int r = put_fill(p->m, p->put, unit, array, p->values, e);
     for (uint32_t i = 0; r == SHD_OK && i < p->hub->link_count; i++) {
+        if (p->parts[i].segment.base == NULL)
+            continue; /* gone */
         const struct shardmap *map = p->m->map->owners[i].shards;
         const struct slice slice = map->slice[unit];
         const uint64_t at = putmap_offset_bytes(map, p->put->arrays, array, unit);
@@ -219,7 +223,8 @@ static int write_all(const struct putting *p, struct shd_err *e)
 {
     int r = SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && i < p->hub->link_count; i++)
-        r = take_segment(p, i, e);
+        if (p->hub->links[i].state != LINK_GONE)
+            r = take_segment(p, i, e);
     for (uint32_t u = 0; r == SHD_OK && u < p->m->spec->unit_count; u++)
         for (uint32_t a = 0; r == SHD_OK && a < PUTMAP_ARRAYS; a++)
             if ((p->put->arrays[u] >> a & 1) != 0)
@@ -234,7 +239,8 @@ static int write_all(const struct putting *p, struct shd_err *e)
 static int check_peers(const struct putting *p, struct shd_err *e)
 {
     for (uint32_t i = 0; p->put->unit_updates != NULL && i < p->hub->link_count; i++)
-        if (p->hub->links[i].peer.level < WIRE_LEVEL_COUNTS)
+        if (p->hub->links[i].state != LINK_GONE &&
+            p->hub->links[i].peer.level < WIRE_LEVEL_COUNTS)
             return link_err(&p->hub->links[i], SHD_ENOTSUP, e,
                             "is of an older build, which has one count of updates for all units: "
                             "put without unit_updates, or upgrade it");

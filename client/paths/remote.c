@@ -28,6 +28,8 @@
 #include "client/paths/nccl_join.h"
 #include "client/paths/place.h"
 #include "client/paths/put.h"
+#include "client/paths/rejoin.h"
+#include "client/paths/replica.h"
 #include "client/paths/reset.h"
 #include "client/paths/set.h"
 #include "client/paths/show.h"
@@ -46,22 +48,26 @@
 
 static int new_map(struct shd_model *m, struct shd_err *e)
 {
-    const uint32_t owners = m->session->hub->link_count;
+    const uint32_t owners = m->session->hub->owner_count, members = m->session->hub->link_count;
     struct map_model *map = sys_calloc(1, sizeof *map);
     void *turn = NULL;
     m->map = map;
     if (map != NULL) {
-        map->owners = sys_calloc(owners, sizeof *map->owners);
-        turn = sys_malloc(turn_bytes(owners));
+        map->owners = sys_calloc(members, sizeof *map->owners);
+        turn = sys_malloc(turn_bytes(members));
     }
     if (turn != NULL)
-        map->turn = turn_init(turn, owners);
+        map->turn = turn_init(turn, owners, members);
     if (map == NULL || map->owners == NULL || turn == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a model with %" PRIu32 " owners", owners);
     map->owner_count = owners;
-    for (uint32_t i = 0; i < owners; i++)
+    map->member_count = members;
+    for (uint32_t i = 0; i < members; i++)
         map->owners[i].board = map->owners[i].inbox = map->owners[i].whole.publish.segment =
             map->owners[i].whole.held = SEGMENT_CLOSED;
+    for (uint32_t i = owners; i < members; i++)
+        if (hub_lost(m->session->hub, i))
+            turn_lose(map->turn, i, NULL);
     return SHD_OK;
 }
 
@@ -94,7 +100,8 @@ static int take_links(struct layout_opening *o, unsigned wanted, struct shd_err 
     struct hub *hub = o->m->session->hub;
     int r = SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
-        r = take_link(o, &hub->links[i], wanted, e);
+        if (hub->links[i].state != LINK_GONE)
+            r = take_link(o, &hub->links[i], wanted, e);
     return r;
 }
 
@@ -102,8 +109,9 @@ static int make_shardmaps(struct shd_model *m, struct shd_err *e)
 {
     struct map_model *map = m->map;
     int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < map->owner_count; i++)
-        r = shardmap_new(m->spec, i, map->owner_count, &map->owners[i].shards, e);
+    for (uint32_t i = 0; r == SHD_OK && i < map->member_count; i++)
+        r = shardmap_new(m->spec, i % map->owner_count, map->owner_count, &map->owners[i].shards,
+                         e);
     return r;
 }
 
@@ -114,8 +122,15 @@ static int reserve(struct shd_model *m, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     map->whole = whole_decide(m);
+    if (map->whole && map->member_count > map->owner_count)
+        return err_set(e, SHD_ENOTSUP,
+                       "model '%s' has a GPU at one of its ends: replicas are of "
+                       "daemons in host memory alone",
+                       m->spec->name);
     for (uint32_t i = 0; i < map->owner_count; i++)
         map->owners[i].mover = map->whole ? &mover_whole : &mover_place;
+    for (uint32_t i = map->owner_count; i < map->member_count; i++)
+        map->owners[i].mover = &mover_replica;
     if (!map->whole)
         return place_reserve(m, e);
     map->view_slots = m->slot_count;
@@ -136,8 +151,8 @@ static int check_counts(const struct shd_model *m, struct shd_err *e)
 {
     const struct map_owner *owners = m->map->owners;
     const struct link *links = m->session->hub->links, *first = NULL;
-    for (uint32_t i = 0; skips_idle(m->spec) && i < m->map->owner_count; i++) {
-        if (links[i].peer.level < WIRE_LEVEL_SAID)
+    for (uint32_t i = 0; skips_idle(m->spec) && i < m->map->member_count; i++) {
+        if (links[i].state == LINK_GONE || links[i].peer.level < WIRE_LEVEL_SAID)
             continue;
         if (first == NULL)
             first = &links[i];
@@ -156,6 +171,7 @@ static int open_as(struct layout_opening *o, struct shd_err *e)
 {
     struct shd_model *m = o->m;
     unsigned wanted = 1u << SEGMENT_PUBLISH | 1u << SEGMENT_BOARD;
+    bool again = false;
     int r = layout_ask_all(o, e);
     m->slot_count = o->slots;
     if (r == SHD_OK)
@@ -163,12 +179,18 @@ static int open_as(struct layout_opening *o, struct shd_err *e)
     if (r == SHD_OK)
         r = check_counts(m, e);
     if (r == SHD_OK)
+        r = replica_check(m, e);
+    if (r == SHD_OK)
         r = reserve(m, e);
     if (m->slot_count > 0)
         wanted |= 1u << SEGMENT_INBOX;
     if (r == SHD_OK)
         r = take_links(o, wanted, e);
-    return r == SHD_OK ? settle_steps(m, e) : r;
+    if (r == SHD_OK)
+        r = rejoin_look(m, o, &again, e);
+    if (r != SHD_OK)
+        return r;
+    return again ? settle_catch_up(m, e) : settle_steps(m, e);
 }
 
 /* Owner 0 says it for all. */
@@ -186,12 +208,16 @@ static void tell_of_twin(const struct shd_model *m)
     blame_say(m->session->blame, line);
 }
 
-static int remote_open(struct shd_model *m, const char *name, uint32_t slots, struct shd_err *e)
+static void remote_close(struct shd_model *m);
+
+static int open_once(struct shd_model *m, const char *name, uint32_t slots, bool has_spec,
+                     struct shd_err *e)
 {
-    const bool has_spec = m->spec != NULL;
     struct spec_out json = { .segment = SEGMENT_CLOSED };
     int r = new_map(m, e);
-    if (r == SHD_OK && has_spec)
+    if (r == SHD_OK)
+        m->session->opening = m;
+    if (r == SHD_OK && has_spec && m->spec_json == NULL)
         r = spec_dump(m->spec, &m->spec_json, e);
     if (r == SHD_OK && has_spec)
         r = spec_out_init(&json, m->spec_json, e);
@@ -200,6 +226,7 @@ static int remote_open(struct shd_model *m, const char *name, uint32_t slots, st
     if (r == SHD_ECANCELED) /* nor was it waited for that they drop what was begun */
         hub_renew(m->session->hub);
     if (r != SHD_OK) {
+        m->session->opening = NULL;
         spec_out_deinit(&json);
         return r;
     }
@@ -210,7 +237,6 @@ static int remote_open(struct shd_model *m, const char *name, uint32_t slots, st
         .slots = slots,
         .one_count = hub_has_older(m->session->hub, WIRE_LEVEL_COUNTS),
     };
-    m->session->opening = m;
     r = open_as(&o, e);
     m->session->opening = NULL;
     if (r == SHD_ECANCELED)
@@ -218,6 +244,29 @@ static int remote_open(struct shd_model *m, const char *name, uint32_t slots, st
     spec_out_deinit(&json);
     if (r == SHD_OK)
         tell_of_twin(m);
+    return r;
+}
+
+/* An owner that is lost in the middle of it has a replica, which is opened as the owner: all anew,
+ * in new sessions, for what was taken in may be of either. */
+static int remote_open(struct shd_model *m, const char *name, uint32_t slots, struct shd_err *e)
+{
+    struct hub *hub = m->session->hub;
+    struct starts *starts = m->session->starts;
+    const bool has_spec = m->spec != NULL;
+    bool created = false;
+    uint32_t successions = hub->members.successions;
+    int r = open_once(m, name, slots, has_spec, e);
+    while (r != SHD_ECANCELED && hub->members.successions != successions &&
+           hub_check(hub, NULL) == SHD_OK) {
+        successions = hub->members.successions;
+        created = created || (starts != NULL && starts->created);
+        remote_close(m);
+        hub_renew(hub);
+        r = open_once(m, name, slots, has_spec, e);
+    }
+    if (created)
+        starts->created = true;
     return r;
 }
 
@@ -232,7 +281,7 @@ static int remote_open_slots(struct shd_model *m, struct shd_err *e)
         r = place_reserve_slots(m, m->slot_count, e);
     if (r == SHD_OK)
         r = take_links(&o, 1u << SEGMENT_INBOX, e);
-    for (uint32_t i = 0; r != SHD_OK && i < m->map->owner_count; i++) {
+    for (uint32_t i = 0; r != SHD_OK && i < m->map->member_count; i++) {
         segment_close(&m->map->owners[i].inbox);
         m->map->owners[i].has_inbox = false;
     }
@@ -256,7 +305,7 @@ static void remote_close(struct shd_model *m)
     lease_close(m);
     activity_detach(&m->activity);
     place_release(m);
-    for (uint32_t i = 0; i < map->owner_count; i++) {
+    for (uint32_t i = 0; i < map->member_count; i++) {
         whole_close(&map->owners[i]);
         activity_unmap(map->owners[i].says);
         segment_close(&map->owners[i].board);
@@ -361,6 +410,11 @@ static int reopen_failed(const struct shd_model *m, const struct link *link, int
                          struct shd_err *e)
 {
     const struct shd_err why = e != NULL ? *e : (struct shd_err){ 0 };
+    const struct hub *hub = link->hub;
+    /* A host that begins anew: it is missed, and out when the patience is over. */
+    if (code == SHD_ENOENT && hub->members.membership != NULL &&
+        !hub_lost(hub, (link->index + hub->owner_count) % hub->link_count))
+        return link_err(link, SHD_EGONE, e, "came back without model '%s'", m->spec->name);
     if (code == SHD_ENOENT)
         return link_err(
             link, code, e,

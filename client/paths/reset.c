@@ -61,10 +61,17 @@ int reset_owners(struct shd_model *m, uint64_t *ret_attempt, struct shd_err *e)
                            .type = WIRE_RESET_ANSWER,
                            .make = make_reset,
                            .take = take_answer,
+                           .replicated = true,
+                           .follows = true,
                            .ctx = &r };
     int s = SHD_OK;
-    for (uint32_t i = 0; s == SHD_OK && r.what == WIRE_RESET_PROMISED && i < hub->link_count; i++)
+    uint32_t successions = hub->members.successions;
+    for (uint32_t i = 0; s == SHD_OK && r.what == WIRE_RESET_PROMISED && i < hub->link_count;) {
         s = round_one(&round, &hub->links[i], m->in.attempt + 1, e);
+        i = successions == hub->members.successions ? i + 1
+                                                    : 0; /* who took a place was not asked there */
+        successions = hub->members.successions;
+    }
     if (s != SHD_OK)
         return s;
     if (r.what != WIRE_RESET_DONE)

@@ -26,9 +26,9 @@
 static uint32_t look(const struct shd_model *m, struct rewind_seen *boards)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < m->map->owner_count; i++) {
+    for (uint32_t i = 0; i < m->map->member_count; i++) {
         const struct board *board = m->map->owners[i].board.base;
-        if (board == NULL)
+        if (board == NULL || hub_lost(m->session->hub, i))
             continue;
         boards[count].attempt = board_rewound(board, &boards[count].step);
         count++;
@@ -110,8 +110,27 @@ int rewind_await(struct shd_model *m, struct shd_err *e)
 
 struct rewinding { /* ctx of its rounds */
     const struct shd_model *m;
-    struct rewind_turn turn;
+    struct rewind_turn turn; /* over those that are there: */
+    uint32_t members[SHD_OWNERS_MAX];
+    uint32_t count;
 };
+
+/* Members that are there, in their order: owner 0 is the first. */
+static void take_members(struct rewinding *r)
+{
+    r->count = 0;
+    for (uint32_t i = 0; i < r->m->map->member_count; i++)
+        if (!hub_lost(r->m->session->hub, i))
+            r->members[r->count++] = i;
+}
+
+static bool lacks_one(const struct rewinding *r)
+{
+    for (uint32_t i = 0; i < r->count; i++)
+        if (hub_lost(r->m->session->hub, r->members[i]))
+            return true;
+    return false;
+}
 
 static void make_rewind(const struct round *round, const struct link *link,
                         struct wire_request *ret_request)
@@ -126,11 +145,11 @@ static int take_rewound(const struct round *round, const struct link *link,
 {
     struct rewinding *r = round->ctx;
     struct shd_err why = { 0 };
-    const int s = rewind_turn_answered(&r->turn, link->index, &reply->rewound, &why);
+    const int s = rewind_turn_answered(&r->turn, (uint32_t)round->arg, &reply->rewound, &why);
     return s == SHD_OK ? s : link_err(link, s, e, "%s", why.text);
 }
 
-/* Ask whom the turn names, until it is done. */
+/* Ask whom the turn names, until it is done. SHD_EGONE: a member was lost in it: begin again. */
 static int run(struct rewinding *r, struct shd_err *e)
 {
     struct hub *hub = r->m->session->hub;
@@ -140,6 +159,7 @@ static int run(struct rewinding *r, struct shd_err *e)
                            .type = WIRE_REWOUND,
                            .make = make_rewind,
                            .take = take_rewound,
+                           .replicated = true,
                            .ctx = r };
     uint32_t from, end;
     int s = SHD_OK;
@@ -147,12 +167,14 @@ static int run(struct rewinding *r, struct shd_err *e)
         const enum wire_rewind_what what = r->turn.ask.what;
         if (what == WIRE_REWIND_GO)
             FAIL_POINT("rewind:asked");
-        if (end - from == hub->link_count)
-            s = round_all(&round, hub, 0, e);
-        for (uint32_t i = from; s == SHD_OK && end - from < hub->link_count && i < end; i++)
-            s = round_one(&round, &hub->links[i], 0, e);
+        for (uint32_t i = from; s == SHD_OK && i < end; i++)
+            s = round_ask(&round, &hub->links[r->members[i]], i, e);
+        s = round_finish(&round, hub, s, e);
         if (what == WIRE_REWIND_GO)
             FAIL_POINT("rewind:gone");
+        if (s == SHD_OK && lacks_one(r))
+            s = err_set(e, SHD_EGONE, "a host was lost while model '%s' went back",
+                        r->m->spec->name);
     }
     return s;
 }
@@ -160,17 +182,25 @@ static int run(struct rewinding *r, struct shd_err *e)
 int rewind_together(struct shd_model *m, bool *ret_apart, struct shd_err *e)
 {
     struct rewinding r = { .m = m };
-    const struct rewind_seen seen = newest(m, ret_apart);
-    rewind_turn_follow(&r.turn, m->session->hub->link_count, seen);
-    return *ret_apart ? run(&r, e) : SHD_OK;
+    int s;
+    do {
+        const struct rewind_seen seen = newest(m, ret_apart);
+        take_members(&r);
+        rewind_turn_follow(&r.turn, r.count, seen);
+        s = *ret_apart ? run(&r, e) : SHD_OK;
+    } while (s == SHD_EGONE && lacks_one(&r));
+    return s;
 }
 
-/* known: the attempt that began with the last rewind; another one since is SHD_ESTEP. */
+/* known: the attempt that began with the last rewind; another one since is SHD_ESTEP, as is a
+ * member that was lost meanwhile. */
 static int rewind_from(struct shd_model *m, uint64_t step, uint64_t known, struct shd_err *e)
 {
     struct rewinding r = { .m = m };
-    rewind_turn_begin(&r.turn, m->session->hub->link_count, step, known);
-    return run(&r, e);
+    take_members(&r);
+    rewind_turn_begin(&r.turn, r.count, step, known);
+    const int s = run(&r, e);
+    return s == SHD_EGONE && lacks_one(&r) ? SHD_ESTEP : s;
 }
 
 int rewind_owners(struct shd_model *m, uint64_t step, struct shd_err *e)
@@ -214,8 +244,8 @@ struct listing { /* ctx of its rounds */
     const struct shd_model *m;
     struct wire_snapshot ask;
     struct snapshot_row rows[WIRE_SNAPSHOTS_MAX];
-    uint32_t owners[WIRE_SNAPSHOTS_MAX]; /* that have it */
-    uint32_t count;
+    uint32_t owners[WIRE_SNAPSHOTS_MAX]; /* that have it, and replicas */
+    uint32_t count, answers;
 };
 
 static void make_snapshot(const struct round *round, const struct link *link,
@@ -240,7 +270,7 @@ static void count_row(struct listing *l, bool first, const uint64_t *row)
     }
 }
 
-/* Owner 0's are looked for at the others. */
+/* Owner 0's are looked for at the others. What replicas have is counted once. */
 static int take_snapshots(const struct round *round, const struct link *link,
                           const struct wire_reply *reply, struct shd_err *e)
 {
@@ -248,8 +278,11 @@ static int take_snapshots(const struct round *round, const struct link *link,
     const struct wire_bytes *rows = &reply->snapshots.rows;
     uint64_t row[WIRE_SNAPSHOT_BYTES / sizeof(uint64_t)];
     (void)e;
+    l->answers++;
     for (size_t at = 0; at + sizeof row <= rows->bytes; at += sizeof row) {
         memcpy(row, rows->data + at, sizeof row);
+        if (link_is_replica(link))
+            row[1] = 0;
         count_row(l, link->index == 0, row);
     }
     return SHD_OK;
@@ -263,6 +296,7 @@ static struct round snapshot_round(struct listing *l)
                            .type = WIRE_SNAPSHOTS,
                            .make = make_snapshot,
                            .take = take_snapshots,
+                           .replicated = l->ask.what != WIRE_SNAPSHOT_LOOK,
                            .ctx = l };
 }
 
@@ -317,7 +351,7 @@ int snapshot_list(struct shd_model *m, struct snapshot_row *ret_rows, uint32_t *
         return r;
     *ret_count = 0;
     for (uint32_t i = 0; i < l.count; i++)
-        if (l.owners[i] == hub->link_count)
+        if (l.owners[i] == l.answers)
             ret_rows[(*ret_count)++] = l.rows[i];
     return SHD_OK;
 }

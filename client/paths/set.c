@@ -90,6 +90,24 @@ static void give(struct setting *s)
         free(s->json);
 }
 
+/* Of what owner 0 says of steps its replica takes the same from the same step on, should it ever be
+ * asked. One that is past that step already is one behind which owner 0 is as well: it is told what
+ * is left of it. */
+static int tell_replica(struct setting *s, struct round *round, struct shd_err *e)
+{
+    struct hub *hub = s->m->session->hub;
+    if (hub->link_count == hub->owner_count || (s->set->change == NULL && !s->set->go_on))
+        return SHD_OK;
+    const struct path_set *asked = s->set;
+    struct path_set same = *asked;
+    same.from = s->set->change != NULL ? s->from : 0;
+    s->set = &same;
+    const int r = round_one(round, &hub->links[hub->owner_count], 0, e);
+    s->set = asked;
+    return r == SHD_OK ? r
+                       : err_prefix(e, "set at owner 0, not at its replica: set the same again");
+}
+
 int set_owner(struct shd_model *m, const struct path_set *set, struct shd_err *e)
 {
     struct setting s = { .m = m, .set = set };
@@ -105,6 +123,8 @@ int set_owner(struct shd_model *m, const struct path_set *set, struct shd_err *e
             r = err_sys(e, SHD_EIO, "get random bytes");
     if (r == SHD_OK)
         r = round_one(&round, &m->session->hub->links[0], 0, e);
+    if (r == SHD_OK)
+        r = tell_replica(&s, &round, e);
     if (r == SHD_OK)
         give(&s);
     else

@@ -100,7 +100,7 @@ static int show_once(struct showing *s, bool *ret_again, struct shd_err *e)
     uint64_t first;
     s->any = s->differs = false;
     tally_init(&s->shown.tally);
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+    for (uint32_t i = 0; r == SHD_OK && i < hub->owner_count; i++)
         if (part_of(s, i, &first) > 0)
             r = round_ask(&round, &hub->links[i], 0, e);
     r = round_finish(&round, hub, r, e);

@@ -49,7 +49,7 @@ static int slot_timed_out(struct shd_model *m, struct shd_err *e)
 /* To each owner: it may be what holds the slot that is missing, and has to make room then. */
 static void say_waiting(const struct shd_model *m, uint64_t since_ns)
 {
-    for (uint32_t i = 0; i < m->map->owner_count; i++) {
+    for (uint32_t i = 0; i < m->map->member_count; i++) {
         struct activity *page = i == 0 ? m->activity.page : m->map->owners[i].says;
         if (page != NULL)
             activity_set_slot_wait(page, since_ns);
@@ -151,7 +151,7 @@ static void return_answered(struct link *link, const struct call *call,
     struct shd_model *m = call->ctx;
     if ((call->arg & NO_SLOT) == 0)
         slot_credited(&m->slots[call->arg]);
-    if (m->fault.code != SHD_OK)
+    if (m->fault.code != SHD_OK || link->state == LINK_GONE) /* the other of its slice counts */
         return;
     if (reply->status != SHD_OK)
         err_set(&m->fault, reply->status, "daemon %s refused a gradient: %s", link->device,
@@ -218,7 +218,14 @@ static bool return_can_wait(const struct shd_model *m, const struct path_return 
            o->shards->slice[ret->unit].elems <= SMALL_ELEMS;
 }
 
-/* A return broken off by an error goes on, when repeated, with the first owner not yet told. */
+/* Replicas first: one that takes an owner's place in the middle of this is told, whenever that is. */
+static struct link *told_as(struct hub *hub, uint32_t at)
+{
+    const uint32_t replicas = hub->link_count - hub->owner_count;
+    return &hub->links[at < replicas ? hub->owner_count + at : at - replicas];
+}
+
+/* A return broken off by an error goes on, when repeated, with the first member not yet told. */
 int slots_give(struct shd_model *m, const struct path_return *ret, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
@@ -227,21 +234,25 @@ int slots_give(struct shd_model *m, const struct path_return *ret, struct shd_er
     struct call call = {
         .make = slot != NULL ? make_return_slot : make_return,
         .fn = return_answered,
+        .stays = true,
         .ctx = m,
         .arg = slot != NULL ? (uint64_t)(slot - m->slots) : none,
         .step = m->step,
         .attempt = m->in.attempt,
     };
     for (uint32_t i = slot != NULL ? slot->sent : 0; i < hub->link_count; i++) {
-        link_want_ring(&hub->links[i]);
-        call.can_wait = return_can_wait(m, ret, i);
-        const int r = hub_ask(&hub->links[i], &call, e);
+        struct link *link = told_as(hub, i);
+        link_want_ring(link);
+        call.can_wait = return_can_wait(m, ret, link->index);
+        if (slot != NULL)
+            slot->credits_left++; /* it may be answered before it returns */
+        const int r = hub_ask(link, &call, e);
+        if (slot != NULL)
+            slot->credits_left -= r != SHD_OK;
         if (r != SHD_OK)
             return r;
-        if (slot == NULL)
-            continue;
-        slot->sent++;
-        slot->credits_left++;
+        if (slot != NULL)
+            slot->sent++;
     }
     if (slot != NULL)
         slot->state = slot->credits_left > 0 ? SLOT_SENT : SLOT_FREE;

@@ -21,21 +21,24 @@ enum turn_naming { /* PREPARING: it is decided, and asked what it came from, */
 struct turn_owner {
     bool asked; /* what the state asks for, and it is not answered */
     bool in;    /* it is answered */
+    bool lost;  /* a replica */
 };
 
 struct turn {
     uint32_t owners;
+    uint32_t members; /* owners, then their replicas; or none */
     uint32_t missing; /* answers, in this state */
     uint64_t step;
     struct turn_update update;
     enum turn_state state;
-    struct settings settings;  /* owner 0's */
-    struct guard_limits guard; /* likewise */
+    struct settings settings[2];  /* owner 0's; its replica's, which may take its place */
+    struct guard_limits guard[2]; /* likewise */
     struct decided decided;
     enum turn_naming naming;
+    bool lost;                      /* somebody, since it began */
     bool counted;                   /* owner 0 has committed: decided.decision is what counts */
-    struct turn_owner *owner;       /* [owners], behind the turn */
-    struct wire_prepared *prepared; /* [owners], behind that */
+    struct turn_owner *owner;       /* [members], behind the turn */
+    struct wire_prepared *prepared; /* [members], behind that */
     struct cause *cause;            /* behind that; while naming */
     struct watch watch;
     double squares;       /* of the unit that is found */
@@ -50,33 +53,42 @@ static uint64_t aligned(uint64_t bytes)
     return (bytes + align - 1) / align * align;
 }
 
-uint64_t turn_bytes(uint32_t owners)
+uint64_t turn_bytes(uint32_t members)
 {
-    return aligned(sizeof(struct turn)) + aligned(owners * sizeof(struct turn_owner)) +
-           aligned(owners * sizeof(struct wire_prepared)) + sizeof(struct cause);
+    return aligned(sizeof(struct turn)) + aligned(members * sizeof(struct turn_owner)) +
+           aligned(members * sizeof(struct wire_prepared)) + sizeof(struct cause);
 }
 
-struct turn *turn_init(void *memory, uint32_t owners)
+struct turn *turn_init(void *memory, uint32_t owners, uint32_t members)
 {
-    CHECK(owners > 0);
+    CHECK(owners > 0 && (members == owners || members == 2 * owners));
     struct turn *t = memory;
     uint8_t *behind = (uint8_t *)memory + aligned(sizeof *t);
-    memset(memory, 0, turn_bytes(owners));
+    memset(memory, 0, turn_bytes(members));
     t->owners = owners;
+    t->members = members;
     t->state = TURN_OVER; /* nothing has begun */
     t->owner = (void *)behind;
-    behind += aligned(owners * sizeof *t->owner);
+    behind += aligned(members * sizeof *t->owner);
     t->prepared = (void *)behind;
-    t->cause = (void *)(behind + aligned(owners * sizeof *t->prepared));
+    t->cause = (void *)(behind + aligned(members * sizeof *t->prepared));
     return t;
+}
+
+/* Of those that the state asks: what a step came from is asked of owners alone. */
+static uint32_t count_asked(const struct turn *t)
+{
+    return t->naming != NAMING_NOT && t->state == TURN_PREPARING ? t->owners : t->members;
 }
 
 static void enter(struct turn *t, enum turn_state state)
 {
     t->state = state;
-    t->missing = t->owners;
-    for (uint32_t i = 0; i < t->owners; i++)
+    t->missing = 0;
+    for (uint32_t i = 0; i < t->members; i++) {
         t->owner[i].asked = t->owner[i].in = false;
+        t->missing += i < count_asked(t) && !t->owner[i].lost;
+    }
 }
 
 void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update)
@@ -85,12 +97,12 @@ void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update)
     t->update = *update;
     t->update.args.prepared = t->prepared;
     t->update.args.owners = t->owners;
-    t->update.args.settings = &t->settings;
-    t->update.args.guard = &t->guard;
-    t->settings.count = 0;
-    t->guard.count = 0;
+    t->update.args.settings = &t->settings[0];
+    t->update.args.guard = &t->guard[0];
+    t->settings[0].count = t->settings[1].count = 0;
+    t->guard[0].count = t->guard[1].count = 0;
     t->decided = (struct decided){ 0 };
-    t->counted = false;
+    t->counted = t->lost = false;
     t->naming = NAMING_NOT;
     t->measured = false;
     enter(t, TURN_PREPARING);
@@ -106,18 +118,22 @@ static bool asking(const struct turn *t)
     return t->state == TURN_PREPARING || t->state == TURN_COMMITTING;
 }
 
-/* Which owners may be asked: owner 0 alone until it has said which decision counts. */
-static uint32_t askable(const struct turn *t)
+/* May the member be asked? A commit is owner 0's alone until it has said which decision counts, and
+ * then its replica's: so whichever of these two is lost, nobody else has another one. */
+static bool may_ask(const struct turn *t, uint32_t member)
 {
-    if (!asking(t))
-        return 0;
-    return t->state == TURN_COMMITTING && !t->counted ? 1 : t->owners;
+    const bool replicated = t->members > t->owners && !t->owner[t->owners].lost;
+    if (!asking(t) || member >= count_asked(t))
+        return false;
+    if (t->state != TURN_COMMITTING || member == 0)
+        return true;
+    return t->counted && (!replicated || member == t->owners || t->owner[t->owners].in);
 }
 
 bool turn_next(const struct turn *t, uint32_t *ret_owner, enum turn_kind *ret_kind)
 {
-    for (uint32_t i = 0; i < askable(t); i++) {
-        if (t->owner[i].in || t->owner[i].asked)
+    for (uint32_t i = 0; i < t->members; i++) {
+        if (t->owner[i].in || t->owner[i].asked || t->owner[i].lost || !may_ask(t, i))
             continue;
         *ret_owner = i;
         *ret_kind = kind_now(t);
@@ -128,7 +144,7 @@ bool turn_next(const struct turn *t, uint32_t *ret_owner, enum turn_kind *ret_ki
 
 void turn_asked(struct turn *t, uint32_t owner, enum turn_kind kind)
 {
-    CHECK(owner < t->owners);
+    CHECK(owner < t->members);
     CHECK(asking(t) && kind == kind_now(t));
     CHECK(!t->owner[owner].in);
     t->owner[owner].asked = true;
@@ -162,6 +178,35 @@ static bool any_record(const struct turn *t)
     return false;
 }
 
+/* The same gradients make the same sum; and what any member has recorded counts. */
+static int check_replicas(struct turn *t, struct shd_err *e)
+{
+    for (uint32_t i = t->owners; i < t->members; i++) {
+        const struct wire_prepared *replica = &t->prepared[i];
+        struct wire_prepared *owner = &t->prepared[i - t->owners];
+        if (t->owner[i].lost)
+            continue;
+        if (replica->finite != owner->finite ||
+            (owner->finite && fixsum_compare(&replica->sum, &owner->sum) != 0))
+            return err_set(e, SHD_EINTERNAL,
+                           "owner %" PRIu32 " and its replica were returned other gradients of "
+                           "step %" PRIu64 ": their sums of squares are %g and %g",
+                           i - t->owners, t->step, fixsum_value(&owner->sum),
+                           fixsum_value(&replica->sum));
+        if (replica->has_decision && owner->has_decision &&
+            !decision_equal(&replica->decision, &owner->decision))
+            return err_set(e, SHD_EINTERNAL,
+                           "owner %" PRIu32 " and its replica recorded other decisions of step "
+                           "%" PRIu64,
+                           i - t->owners, t->step);
+        if (replica->has_decision) {
+            owner->has_decision = true;
+            owner->decision = replica->decision;
+        }
+    }
+    return SHD_OK;
+}
+
 static bool is_infinite(const struct turn *t)
 {
     return t->decided.cause == DECIDE_CAUSE_INFINITE;
@@ -170,6 +215,13 @@ static bool is_infinite(const struct turn *t)
 /* All owners' replies are in. */
 static int derive(struct turn *t, struct shd_err *e)
 {
+    const int same = check_replicas(t, e);
+    if (same != SHD_OK)
+        return same;
+    if (t->update.recorded_only && !any_record(t) && t->lost) {
+        t->state = TURN_OVER; /* who had it is lost, perhaps: nobody is past the step any more */
+        return SHD_OK;
+    }
     if (t->update.recorded_only && !any_record(t))
         return err_set(
             e, SHD_EINTERNAL,
@@ -211,7 +263,7 @@ static int take_limits(struct turn *t, const struct wire_bytes *limits, struct s
     const struct cause *c = t->cause;
     t->limit_count = 0;
     for (uint32_t i = 0; i < WIRE_UNIT_SUMS_MAX && c->first + i < c->count; i++)
-        t->limit_count += watch_own(&t->guard, t->watch.watched[c->first + i]);
+        t->limit_count += watch_own(&t->guard[0], t->watch.watched[c->first + i]);
     if (limits->bytes != t->limit_count * sizeof *t->limits)
         return err_set(e, SHD_EPROTO,
                        "%zu bytes are not the %" PRIu32 " limits of units from %" PRIu32,
@@ -230,8 +282,8 @@ static void watch_page(struct turn *t)
     for (uint32_t i = 0; i < WIRE_UNIT_SUMS_MAX && c->first + i < c->count; i++) {
         const uint32_t unit = c->first + i;
         const double squares = fixsum_value(&c->sums[i]), norm = norm_of(t, squares);
-        watch_unit(&t->watch, &t->guard, &(struct watch_unit){ unit, norm, squares, own });
-        own += watch_own(&t->guard, t->watch.watched[unit]);
+        watch_unit(&t->watch, &t->guard[0], &(struct watch_unit){ unit, norm, squares, own });
+        own += watch_own(&t->guard[0], t->watch.watched[unit]);
         if (u->columns > 0 && u->column[unit] > 0)
             u->norms[u->column[unit] - 1] = norm;
     }
@@ -241,7 +293,7 @@ static void watch_page(struct turn *t)
 static void take_unit(struct turn *t)
 {
     struct decision *d = &t->decided.decision;
-    const bool by_unit = t->watch.watched != NULL && watch_end(&t->watch, &t->guard, d);
+    const bool by_unit = t->watch.watched != NULL && watch_end(&t->watch, &t->guard[0], d);
     struct decision_cause *cause = &d->cause;
     t->measured = t->watch.watched != NULL;
     t->squares = by_unit ? t->watch.squares : fixsum_value(&t->cause->largest);
@@ -304,19 +356,31 @@ static int name(struct turn *t, uint32_t owner, const struct wire_prepared *prep
     return SHD_OK;
 }
 
+/* What owner 0 says of a step, and its replica as well: whoever is owner 0 in the end. */
+static int take_said(struct turn *t, uint32_t owner, const struct wire_prepared *prepared,
+                     struct shd_err *e)
+{
+    const struct settings_bytes set = { prepared->settings.data, prepared->settings_more.data,
+                                        prepared->settings.bytes, prepared->settings_more.bytes };
+    const uint32_t at = owner / t->owners;
+    if (owner % t->owners != 0)
+        return SHD_OK;
+    const int r = settings_unpack(&set, /* change= */ false, &t->settings[at], e);
+    return r != SHD_OK
+               ? r
+               : guard_limits_unpack(prepared->guard.data, prepared->guard.bytes, &t->guard[at], e);
+}
+
 int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *prepared,
                   struct shd_err *e)
 {
-    CHECK(owner < t->owners);
-    if (t->state != TURN_PREPARING || t->owner[owner].in)
+    CHECK(owner < t->members);
+    if (t->state != TURN_PREPARING || t->owner[owner].in || t->owner[owner].lost ||
+        owner >= count_asked(t))
         return SHD_OK; /* a repeat */
     int r = check_step(t, owner, prepared->step, "prepared", e);
-    const struct settings_bytes set = { prepared->settings.data, prepared->settings_more.data,
-                                        prepared->settings.bytes, prepared->settings_more.bytes };
-    if (r == SHD_OK && owner == 0)
-        r = settings_unpack(&set, /* change= */ false, &t->settings, e);
-    if (r == SHD_OK && owner == 0)
-        r = guard_limits_unpack(prepared->guard.data, prepared->guard.bytes, &t->guard, e);
+    if (r == SHD_OK)
+        r = take_said(t, owner, prepared, e);
     if (r != SHD_OK)
         return r;
     if (prepared->over) {
@@ -359,8 +423,8 @@ static int check_counts(const struct turn *t, uint32_t owner, const struct decis
 int turn_committed(struct turn *t, uint32_t owner, const struct wire_committed *committed,
                    struct shd_err *e)
 {
-    CHECK(owner < t->owners);
-    if (t->state != TURN_COMMITTING || t->owner[owner].in)
+    CHECK(owner < t->members);
+    if (t->state != TURN_COMMITTING || t->owner[owner].in || t->owner[owner].lost)
         return SHD_OK; /* a repeat */
     int r = check_step(t, owner, committed->step, "committed", e);
     if (r == SHD_OK && committed->over) {
@@ -379,11 +443,75 @@ int turn_committed(struct turn *t, uint32_t owner, const struct wire_committed *
     return SHD_OK;
 }
 
+/* -- Members that are lost --------------------------------------------------------------------- */
+
+int turn_lose(struct turn *t, uint32_t member, struct shd_err *e)
+{
+    struct turn_owner *o = &t->owner[member];
+    CHECK(member >= t->owners && member < t->members && !o->lost);
+    const bool missed = asking(t) && member < count_asked(t) && !o->in;
+    t->lost = true;
+    *o = (struct turn_owner){ .lost = true };
+    if (!missed)
+        return SHD_OK;
+    CHECK(t->missing > 0);
+    if (--t->missing > 0)
+        return SHD_OK;
+    if (t->state == TURN_PREPARING)
+        return derive(t, e);
+    t->state = TURN_DONE;
+    return SHD_OK;
+}
+
+static void take_over_said(struct turn *t)
+{
+    const struct settings settings = t->settings[0];
+    const struct guard_limits guard = t->guard[0];
+    t->settings[0] = t->settings[1];
+    t->settings[1] = settings;
+    t->guard[0] = t->guard[1];
+    t->guard[1] = guard;
+}
+
+int turn_succeed(struct turn *t, uint32_t owner, struct shd_err *e)
+{
+    const uint32_t replica = t->owners + owner;
+    CHECK(owner < t->owners && replica < t->members && !t->owner[replica].lost);
+    const struct turn_owner was = t->owner[owner];
+    const struct wire_prepared said = t->prepared[owner];
+    if (owner == 0 && !t->owner[replica].in)
+        t->counted = false; /* of what the lost one has recorded nobody else knows */
+    if (owner == 0)
+        take_over_said(t);
+    if (replica >= count_asked(t)) {
+        t->owner[owner].asked = false;
+    } else {
+        t->owner[owner] = t->owner[replica];
+        t->owner[replica] = was;
+        t->prepared[owner] = t->prepared[replica];
+        t->prepared[replica] = said;
+    }
+    return turn_lose(t, replica, e);
+}
+
+void turn_join(struct turn *t, uint32_t member)
+{
+    CHECK(member >= t->owners && member < t->members && t->owner[member].lost);
+    t->owner[member] = (struct turn_owner){ 0 };
+    t->state = TURN_OVER; /* `missing` is without it */
+}
+
 /* -- Looking ----------------------------------------------------------------------------------- */
 
 enum turn_state turn_state(const struct turn *t)
 {
     return t->state;
+}
+
+bool turn_has_lost(const struct turn *t, uint32_t member)
+{
+    CHECK(member < t->members);
+    return t->owner[member].lost;
 }
 
 uint64_t turn_step(const struct turn *t)

@@ -5,10 +5,16 @@
  * Happy path: turn_next() names an owner to ask Prepare, the caller asks and says turn_asked();
  * replies come by turn_prepared(), in any order. When all are in the turn decides (decide.h);
  * turn_next() then names owner 0 to ask Commit, with turn_decision(), and turn_committed() takes
- * its reply. Of a step that it skips it asks all owners Prepare once more (turn_unit_sums()) before
- * it commits, for what the step came from (cause.h); an owner that does not know leaves it unnamed.
- * Workers that decide otherwise (another learning rate) all get what owner 0 has on
- * record, so that the others, which are named then, get one decision. DONE: every owner has it.
+ * its reply; then owner 0's replica, then the others. Of a step that it skips it asks all owners
+ * Prepare once more (turn_unit_sums()) before it commits, for what the step came from (cause.h); an
+ * owner that does not know leaves it unnamed. Workers that decide otherwise (another learning rate)
+ * all get what owner 0 has on record, so that the others, which are named then, get one decision.
+ * DONE: every owner has it.
+ *
+ * Replicas: turn's owner `owners + i` holds the slice of owner i, was returned the same gradients,
+ * and is asked the same, behind owner 0. Its sum must be that owner's, and counts once. What is
+ * known of a replica is the owner's where that is lost (turn_succeed()); one that is lost is waited
+ * for no more (turn_lose()), until it comes back with all that the others have (turn_join()).
  *
  * Failure: when a connection goes the caller asks again what was not answered, with the decision of
  * then; what was answered stays, for an owner's successor has on record what its predecessor said.
@@ -39,13 +45,28 @@ enum turn_kind { TURN_PREPARE, TURN_COMMIT };
 
 struct turn;
 
-/* Memory of a turn over so many owners, aligned as malloc() does, and a turn in it. */
-uint64_t turn_bytes(uint32_t owners);
-struct turn *turn_init(void *memory, uint32_t owners);
+/* Memory of a turn over so many owners, aligned as malloc() does, and a turn in it. `members`:
+ * owners, or twice as many: the others are their replicas. */
+uint64_t turn_bytes(uint32_t members);
+struct turn *turn_init(void *memory, uint32_t owners, uint32_t members);
+
+/* The member is a replica, and lost for good: it is asked nothing more, in later turns either. As
+ * the last answer would, this may end the state. Errors: as turn_prepared(). */
+int turn_lose(struct turn *t, uint32_t member, struct shd_err *e);
+
+/* The owner is lost for good: what its replica was asked, and has answered, it was, and the replica
+ * is the one that is lost. Errors: likewise. */
+int turn_succeed(struct turn *t, uint32_t owner, struct shd_err *e);
+
+/* A member that is lost is there again, from the next turn_begin() on: until then nothing is asked.
+ */
+void turn_join(struct turn *t, uint32_t member);
+bool turn_has_lost(const struct turn *t, uint32_t member);
 
 struct turn_update {
     struct decide_args args; /* without prepared and owners: the turn's own */
-    bool recorded_only;      /* derive nothing: some owner must have the decision on record */
+    bool recorded_only;      /* derive nothing: some owner must have the decision on record; OVER,
+                              * where one is lost and none has it */
     uint32_t units; /* of the model: where a step is skipped, find out by which; 0: do not */
     const uint8_t *watched; /* [units]: as in struct guard; borrowed; NULL: no rule is of units */
     uint32_t groups;        /* likewise, of the step: of a model with guard_audit; else 0 */
@@ -65,7 +86,7 @@ void turn_asked(struct turn *t, uint32_t owner, enum turn_kind kind);
 uint32_t turn_unit_sums(const struct turn *t);
 uint32_t turn_part_sums(const struct turn *t);
 
-/* An owner's reply. Repeated and late ones are dropped. Errors: SHD_EPROTO a step that was not
+/* A member's reply. Repeated and late ones are dropped. Errors: SHD_EPROTO a step that was not
  * asked for; SHD_EINTERNAL owners contradict each other; with the last Prepared those of decide(),
  * and SHD_EINTERNAL where a record was needed and none is there. */
 int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *prepared,

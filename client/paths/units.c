@@ -123,7 +123,7 @@ static int ask_page(struct asking *a, struct shd_err *e)
         fixsum_init(&a->sums[i].update);
         fixsum_init(&a->sums[i].weight);
     }
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+    for (uint32_t i = 0; r == SHD_OK && i < hub->owner_count; i++)
         r = round_ask(&round, &hub->links[i], 0, e);
     return round_finish(&round, hub, r, e);
 }

@@ -8,6 +8,7 @@
 #include "client/paths/path.h"
 #include "client/paths/place.h"
 #include "client/paths/remote.h"
+#include "client/paths/replica.h"
 #include "client/run/fork.h"
 #include "client/session/blame.h"
 #include "client/session/gpu.h"
@@ -107,6 +108,7 @@ static int connect_owners(struct shd_session *s, const struct shd_options *o, st
     if (r == SHD_OK && s->hub != NULL) {
         s->hub->reopen = reopen_models;
         s->hub->look = reopen_look;
+        s->hub->members.succeed = replica_succeed;
         s->hub->reopen_ctx = s;
         r = blame_new(s->hub, (struct blame_sink){ o->waits, o->waits_ctx }, &s->blame, e);
     }
@@ -181,7 +183,7 @@ void shd_close(shd_session *s)
 
 uint32_t shd_owners(const shd_session *s)
 {
-    return s->hub != NULL ? s->hub->link_count : 1;
+    return s->hub != NULL ? s->hub->owner_count : 1;
 }
 
 int shd_stats(const shd_session *s, struct shd_stats *ret_stats, struct shd_err *e)

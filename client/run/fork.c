@@ -33,9 +33,10 @@ static void drop_fd(int *fd)
 
 static void leave_model(struct shd_model *m)
 {
-    for (uint32_t i = 0; m->map != NULL && i < m->map->owner_count; i++) {
+    for (uint32_t i = 0; m->map != NULL && i < m->map->member_count; i++) {
         drop_fd(&m->map->owners[i].board.fd);
         drop_fd(&m->map->owners[i].inbox.fd);
+        drop_fd(&m->map->owners[i].whole.held.fd);
     }
 }
 

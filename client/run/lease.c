@@ -1,6 +1,7 @@
 /* See lease.h. Owner 0 hands groups out until all are in there; then the others are asked in turn,
- * which normally have all of them too. A group that an owner still lacks (something died between
- * its returns) is computed and returned to all once more: what they have already is dropped. */
+ * replicas as well, which normally have all of them too. A group that one still lacks (something
+ * died between its returns) is computed and returned to all once more: what they have already is
+ * dropped. */
 #include "client/run/lease.h"
 
 #include <inttypes.h>
@@ -61,6 +62,7 @@ int lease_take(struct shd_model *m, struct wire_leased *ret_leased, struct shd_e
     struct leases *l = &m->leases;
     for (;;) {
         const uint64_t attempt = m->in.attempt;
+        const uint32_t asked = l->owner;
         int r = ask_again(m, ret_leased, e);
         if (r == SHD_ERESET && m->in.attempt == attempt &&
             m->session->control->attempt(m) != attempt) {
@@ -70,7 +72,10 @@ int lease_take(struct shd_model *m, struct wire_leased *ret_leased, struct shd_e
         }
         if (r != SHD_OK)
             return r;
-        if (ret_leased->what == WIRE_LEASED_ALL_IN && l->owner + 1 < shd_owners(m->session)) {
+        if (ret_leased->what == WIRE_LEASED_ALL_IN && l->owner < asked) {
+            continue; /* an owner was lost meanwhile: its replica is asked from the beginning */
+        } else if (ret_leased->what == WIRE_LEASED_ALL_IN &&
+                   l->owner + 1 < session_members(m->session)) {
             l->owner++;
         } else if (is_news(m, ret_leased)) {
             break;

@@ -33,8 +33,8 @@ static void make_request(const struct round *round, const struct link *link,
     ret_request->drop = (struct wire_drop){ .what = d->what,
                                             .name = d->name,
                                             .first = d->first,
-                                            .owner = link->index,
-                                            .owners = d->hub->link_count,
+                                            .owner = link_owner(link),
+                                            .owners = link_owners(link),
                                             .force = d->force };
 }
 
@@ -62,6 +62,7 @@ static int ask(struct dropping *d, enum wire_drop_what what, struct shd_err *e)
                            .type = WIRE_DROPPED,
                            .make = make_request,
                            .take = take_dropped,
+                           .replicated = true,
                            .to_the_end = true,
                            .ctx = d };
     d->what = what;
@@ -80,6 +81,7 @@ static void let_go(struct dropping *d)
                            .type = WIRE_DROPPED,
                            .make = make_request,
                            .take = take_dropped,
+                           .replicated = true,
                            .ctx = d };
     d->what = WIRE_DROP_UNDO;
     round_let_go(&round, d->hub);

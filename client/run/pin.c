@@ -102,9 +102,9 @@ static int ask(struct pinned *p, struct shd_err *e)
     p->number++;
     p->asked_ns = clock_now_ns();
     p->mark = rewind_mark(p->model);
-    for (uint32_t i = 0; i < hub->link_count; i++)
+    for (uint32_t i = 0; i < hub->owner_count; i++)
         p->owners[i].in = false;
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++) {
+    for (uint32_t i = 0; r == SHD_OK && i < hub->owner_count; i++) {
         const struct call call = {
             .make = make_pin, .fn = answered, .ctx = p, .arg = p->number, .step = p->step
         };
@@ -156,7 +156,7 @@ static enum outcome look(const struct pinned *p, const struct pin_owner **ret_fa
 static int timed_out(const struct pinned *p, struct shd_err *e)
 {
     const struct hub *hub = p->model->session->hub;
-    for (uint32_t i = 0; i < hub->link_count; i++)
+    for (uint32_t i = 0; i < hub->owner_count; i++)
         if (!p->owners[i].in)
             return link_err(&hub->links[i], SHD_ETIMEDOUT, e,
                             "has not pinned step %" PRIu64 " (it is at %" PRIu64 ")%s%s", p->step,
@@ -265,7 +265,7 @@ static int map_owners(struct pinned *p, struct shd_err *e)
 {
     struct hub *hub = p->model->session->hub;
     int r = p->units == NULL ? place_reserve_units(p->model, &p->units, e) : SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+    for (uint32_t i = 0; r == SHD_OK && i < hub->owner_count; i++)
         r = map_owner(p, &hub->links[i], e);
     return r;
 }

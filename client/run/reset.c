@@ -7,6 +7,7 @@
 
 #include "client/paths/commit.h"
 #include "client/paths/path.h"
+#include "client/paths/rejoin.h"
 #include "client/paths/rewind.h"
 #include "client/run/drop.h"
 #include "client/session/hub.h"
@@ -59,14 +60,17 @@ static int go_back(struct shd_model *m, struct shd_err *e)
 /* The board says nothing of a step that is over: then it is a later one that begins again. */
 int reset_look(struct shd_model *m, struct shd_err *e)
 {
+    const uint64_t attempt = m->session->control->attempt(m); /* before: of a rewind it knows */
     const int awaited = m->map != NULL ? rewind_await(m, e) : SHD_OK;
     if (awaited != SHD_OK)
         return awaited;
     if (m->map != NULL && rewind_seen(m, NULL) != SHD_OK)
         return go_back(m, e);
-    const uint64_t attempt = m->session->control->attempt(m);
     if (attempt <= m->in.attempt)
         return SHD_OK;
+    if (m->map != NULL &&
+        rejoin_forget(m)) /* it may be of a rewind, of which a relay says so late */
+        return go_back(m, e);
     const bool lost = has_something_in(m);
     m->in.attempt = attempt;
     m->leases.owner = 0; /* none has all groups in */

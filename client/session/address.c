@@ -79,13 +79,21 @@ static int add_device(struct address *address, const char *name, size_t bytes, s
     return SHD_OK;
 }
 
-static int parse_devices(struct address *address, const char *list, struct shd_err *e)
+/* One of each pair, or all where there are none. */
+static int parse_side(struct address *address, const char *list, bool second, struct shd_err *e)
 {
     for (;;) {
-        const size_t bytes = strcspn(list, ",");
-        int r = check_device(address, list, bytes, e);
+        const size_t bytes = strcspn(list, ","), first_bytes = strcspn(list, ",+");
+        const char *name = second ? list + first_bytes + 1 : list;
+        const size_t name_bytes = second ? bytes - first_bytes - 1 : first_bytes;
+        if (second && first_bytes == bytes)
+            return err_set(e, SHD_EINVAL,
+                           "device '%.*s' in the address has no replica, and others have: write "
+                           "\"DIR?cpu0+cpu2,cpu1+cpu3\"",
+                           (int)(bytes < 64 ? bytes : 64), list);
+        int r = check_device(address, name, name_bytes, e);
         if (r == SHD_OK)
-            r = add_device(address, list, bytes, e);
+            r = add_device(address, name, name_bytes, e);
         if (r != SHD_OK)
             return r;
         list += bytes;
@@ -93,6 +101,15 @@ static int parse_devices(struct address *address, const char *list, struct shd_e
             return SHD_OK;
         list++;
     }
+}
+
+static int parse_devices(struct address *address, const char *list, struct shd_err *e)
+{
+    int r = parse_side(address, list, /* second= */ false, e);
+    address->owners = address->count;
+    if (r == SHD_OK && strchr(list, '+') != NULL)
+        r = parse_side(address, list, /* second= */ true, e);
+    return r;
 }
 
 static int open_failed(const char *dir, struct shd_err *e)
@@ -130,6 +147,7 @@ static int list_devices(struct address *address, struct shd_err *e)
                        "shardd --device cpu0 --runtime-dir '%.80s'",
                        address->dir, SOCKET_SUFFIX, address->dir);
     qsort(address->devices, address->count, sizeof *address->devices, compare_devices);
+    address->owners = address->count;
     return SHD_OK;
 }
 

@@ -3,6 +3,7 @@
  *   "DIR"            every daemon in runtime directory DIR: each DEVICE.sock in it, in natural
  *                    order (cpu2 before cpu10)
  *   "DIR?cpu0,cpu1"  these daemons of it, in this order
+ *   "DIR?cpu0+cpu2,cpu3+cpu1"  pairs: the second of each holds the same slice as the first
  *   "local:"         none: owners inside this process
  *
  * Position in the list is the owner index, so it decides which slice each daemon holds.
@@ -22,8 +23,9 @@
 struct address {
     bool local;
     char *dir;      /* owned; NULL when local */
-    char **devices; /* owned, [count], each owned */
+    char **devices; /* owned, [count], each owned: the owners' first, then their replicas' */
     uint32_t count;
+    uint32_t owners; /* == count, or half of it: device owners + i holds the slice of device i */
 };
 
 /* Parse text (NULL: what where_find() says) and, for a bare DIR, list the directory. Errors:

@@ -121,7 +121,8 @@ static struct headline_daemon daemon_of(const struct blame *b, uint32_t i)
     const bool had_time = !b->hasty || strcmp(state, "stopped") == 0;
     return (struct headline_daemon){
         .process = { .pid = up ? link->pid : 0, .name = link->device, .state = state },
-        .answers = up && (!b->answers[i].asked || b->answers[i].doc != NULL || !had_time),
+        .answers = link->state == LINK_GONE || /* nobody waits for it */
+                   (up && (!b->answers[i].asked || b->answers[i].doc != NULL || !had_time)),
         .why = up ? "" : link->last.text,
     };
 }

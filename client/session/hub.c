@@ -31,7 +31,7 @@ int hub_check(const struct hub *hub, struct shd_err *e)
 bool hub_has_older(const struct hub *hub, uint32_t level)
 {
     for (uint32_t i = 0; i < hub->link_count; i++)
-        if (hub->links[i].peer.level < level)
+        if (hub->links[i].state != LINK_GONE && hub->links[i].peer.level < level)
             return true;
     return false;
 }
@@ -51,15 +51,16 @@ uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns)
 {
     const uint64_t now_ns = clock_now_ns();
     wake_daemons(hub, /* sleeps= */ true);
-    if (start_ns <= hub->looked_ns && now_ns - hub->looked_ns >= STOPPED_NS)
-        hub->back_ns = now_ns;
-    hub->looked_ns = now_ns;
+    if (start_ns <= hub->at.looked_ns && now_ns - hub->at.looked_ns >= STOPPED_NS)
+        hub->at.back_ns = now_ns;
+    hub->at.looked_ns = now_ns;
+    hub->at.waited_ns = now_ns > start_ns ? now_ns - start_ns : 0;
     hub->wakes.waits = true;
     if (hub->on_wait != NULL && !hub->leaving)
         hub->on_wait(hub, start_ns, now_ns);
     if ((hub->down_count > 0 || hub->patient) && !hub->leaving)
         return UINT64_MAX;
-    return (start_ns > hub->back_ns ? start_ns : hub->back_ns) + hub->timeout_ns;
+    return (start_ns > hub->at.back_ns ? start_ns : hub->at.back_ns) + hub->timeout_ns;
 }
 
 uint64_t hub_left_ns(struct hub *hub, uint64_t start_ns, uint64_t max_ns)
@@ -238,9 +239,11 @@ static void look_after_links(struct hub *hub)
     if (hub->down_count == 0 || hub->leaving)
         return;
     const uint64_t now_ns = clock_now_ns();
-    for (uint32_t i = 0; i < hub->link_count; i++)
-        if (hub->links[i].state != LINK_UP && hub->links[i].fault.code == SHD_OK)
-            link_advance(&hub->links[i], now_ns);
+    for (uint32_t i = 0; i < hub->link_count; i++) {
+        struct link *link = &hub->links[i];
+        if (link->state != LINK_UP && link->state != LINK_GONE && link->fault.code == SHD_OK)
+            link_advance(link, now_ns);
+    }
 }
 
 /* Messages may be lost on the way, but for those by a ring; a repeat has the number of the
@@ -257,9 +260,9 @@ static void repeat_call(struct link *link, struct call *call, uint64_t now_ns)
 static void repeat_calls(struct hub *hub)
 {
     const uint64_t now_ns = clock_now_ns();
-    if (now_ns < hub->repeat_at_ns || hub->leaving)
+    if (now_ns < hub->at.repeat_at_ns || hub->leaving)
         return;
-    hub->repeat_at_ns = now_ns + REPEAT_LOOK_NS;
+    hub->at.repeat_at_ns = now_ns + REPEAT_LOOK_NS;
     for (uint32_t l = 0; l < hub->link_count; l++) {
         struct link *link = &hub->links[l];
         for (uint32_t i = 0; link->state == LINK_UP && i < HUB_CALLS_MAX; i++) {
@@ -294,7 +297,8 @@ static bool stops(struct hub *hub, uint64_t timeout_ns)
 static bool needs_conns(const struct hub *hub)
 {
     for (uint32_t i = 0; i < hub->link_count; i++)
-        if (hub->links[i].state != LINK_UP || link_ring_needs_conn(&hub->links[i].ring))
+        if (hub->links[i].state != LINK_GONE &&
+            (hub->links[i].state != LINK_UP || link_ring_needs_conn(&hub->links[i].ring)))
             return true;
     return false;
 }
@@ -348,7 +352,7 @@ static int poll_sockets(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
     const int error = errno;
     for (uint32_t i = 0; timeout_ns > 0 && i < count; i++)
         link_ring_disarm(&hub->links[i].ring);
-    hub->polled_ns = clock_now_ns();
+    hub->at.polled_ns = clock_now_ns();
     if (n >= 0)
         return SHD_OK;
     if (error != EINTR)
@@ -364,7 +368,7 @@ static int receive_all(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
     const uint32_t count = hub->link_count;
     const bool any = receive_from_rings(hub);
     if ((any || timeout_ns == 0) && !needs_conns(hub) &&
-        clock_now_ns() - hub->polled_ns < POLLED_NS)
+        clock_now_ns() - hub->at.polled_ns < POLLED_NS)
         return SHD_OK;
     const int r = poll_sockets(hub, any ? 0 : timeout_ns, e);
     if (r != SHD_OK)
@@ -389,6 +393,9 @@ int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
         return idle_take(&hub->idle, e);
     if (hub->look != NULL && !hub->leaving)
         hub->look(hub->reopen_ctx);
+    if (hub->members.look != NULL)
+        hub->members.look(hub);
+    hub->at.waited_ns = 0;
     look_after_links(hub);
     wake_daemons(hub, timeout_ns > 0);
     flush_links(hub);
@@ -403,6 +410,85 @@ int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
     repeat_calls(hub);
     r = hub_check(hub, e);
     return r == SHD_OK ? idle_take(&hub->idle, e) : r; /* while a link came up */
+}
+
+/* -- Daemons that are gone for good ------------------------------------------------------------ */
+
+bool hub_lost(const struct hub *hub, uint32_t index)
+{
+    return hub->links[index].state == LINK_GONE;
+}
+
+/* The other one of its slice is there, or may come back. */
+static bool link_has_twin(const struct link *link)
+{
+    const struct hub *hub = link->hub;
+    const uint32_t n = hub->owner_count;
+    if (hub->link_count == n)
+        return false;
+    return hub->links[link->index < n ? link->index + n : link->index - n].state != LINK_GONE;
+}
+
+/* What the owner that was lost was asked alone. */
+static void take_over(struct link *link, const struct call *call)
+{
+    if (call->ctx == NULL || link_add_call(link, call) != NULL)
+        return;
+    const struct wire_reply full = { .status = SHD_EGONE,
+                                     .text = "the owner it was asked of is lost, and its replica "
+                                             "has no place for it" };
+    call->fn(link, call, &full);
+}
+
+static void swap_items(zmq_pollitem_t *a, zmq_pollitem_t *b)
+{
+    const zmq_pollitem_t t = *a;
+    *a = *b;
+    *b = t;
+}
+
+bool hub_lose(struct hub *hub, uint32_t index, const struct shd_err *why)
+{
+    CHECK(link_has_twin(&hub->links[index]));
+    if (index >= hub->owner_count) {
+        link_retire(&hub->links[index], why, NULL);
+        if (hub->members.succeed != NULL)
+            hub->members.succeed(hub->reopen_ctx, index - hub->owner_count, /* gone= */ true);
+        return true;
+    }
+    const uint32_t other = hub->owner_count + index;
+    struct call moved[HUB_CALLS_MAX];
+    if (hub->members.succeed != NULL &&
+        !hub->members.succeed(hub->reopen_ctx, index, /* gone= */ false))
+        return false;
+    const uint32_t count = link_retire(&hub->links[index], why, moved);
+    hub->members.successions++;
+    const struct link lost = hub->links[index];
+    hub->links[index] = hub->links[other];
+    hub->links[other] = lost;
+    hub->links[index].index = index;
+    hub->links[other].index = other;
+    swap_items(&hub->poll_items[index], &hub->poll_items[other]);
+    swap_items(&hub->poll_items[hub->link_count + index],
+               &hub->poll_items[hub->link_count + other]);
+    for (uint32_t i = 0; i < count; i++)
+        take_over(&hub->links[index], &moved[i]);
+    return true;
+}
+
+void hub_return(struct hub *hub, uint32_t index)
+{
+    struct link *link = &hub->links[index];
+    CHECK(link_is_replica(link) && link->state == LINK_GONE && link->call_count == 0);
+    link->state = LINK_DOWN;
+    link->since_ns = link->state_ns = clock_now_ns();
+    link->since = time(NULL);
+    link->retry_at_ns = link->retry_ns = 0;
+    link->known = true; /* who does not come is missed */
+    link->kept = link->has_notify = link->missed = false;
+    link->epoch++;
+    link->pid = 0;
+    hub->down_count++;
 }
 
 void hub_renew(struct hub *hub)
@@ -435,6 +521,11 @@ int hub_ask(struct link *link, const struct call *call, struct shd_err *e)
         r = wait_for_room(link, start_ns, e);
     if (r != SHD_OK)
         return r;
+    if (link->state == LINK_GONE) {
+        const struct wire_reply nothing = { .type = WIRE_REPLY_NONE };
+        call->fn(link, call, &nothing);
+        return SHD_OK;
+    }
     struct call *slot = link_add_call(link, call);
     CHECK(slot != NULL);
     if (link->state != LINK_UP || link->busy.pause_ns > 0 || link->unsent > 1)

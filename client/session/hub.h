@@ -30,6 +30,18 @@ uint64_t hub_left_ns(struct hub *hub, uint64_t start_ns, uint64_t max_ns);
  * tickets for segments: begin all connections anew. */
 void hub_renew(struct hub *hub);
 
+/* The daemon of links[index] is gone for good, and the other one of its slice is not. A replica's
+ * link is retired. An owner's is too, once its replica's has become links[index]: what the owner
+ * alone was asked is asked there. Not while a reply is taken in. False: not yet. */
+bool hub_lose(struct hub *hub, uint32_t index, const struct shd_err *why);
+
+/* Has it lost that one? */
+bool hub_lost(const struct hub *hub, uint32_t index);
+
+/* links[index], a replica's, is gone, and its host is in again: it is connected to anew, as one that
+ * was there and is away. */
+void hub_return(struct hub *hub, uint32_t index);
+
 /* The first link's fault, or SHD_OK. */
 int hub_check(const struct hub *hub, struct shd_err *e);
 

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "client/session/membership.h"
 #include "client/session/round.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -119,6 +120,7 @@ static int init_links(struct hub *hub, const struct address *address, const char
         hub->arena_memory == NULL || hub->name == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " connections", count);
     hub->link_count = hub->down_count = count;
+    hub->owner_count = address->owners;
     for (uint32_t i = 0; i < count; i++)
         hub->links[i] = (struct link){ .hub = hub, .index = i, .side_fd = -1 };
     for (uint32_t i = 0; i < 2 * count; i++)
@@ -146,6 +148,12 @@ int hub_new(const struct address *address, const struct hub_options *options, st
     struct shd_err why = { 0 };
     hub->role = options->role;
     int r = init_links(hub, address, options->name, &why);
+    if (r == SHD_OK && address->owners < address->count)
+        r = membership_open(address->dir, &hub->members.membership, &why);
+    if (r == SHD_OK && hub->members.membership != NULL)
+        r = membership_begin(hub, &why);
+    if (r == SHD_OK && hub->members.membership != NULL)
+        hub->members.look = membership_look;
     while (r == SHD_OK && hub->down_count > 0) /* each link has its own bound */
         r = hub_poll(hub, POLL_SLICE_NS, &why);
     if (r != SHD_OK) {
@@ -189,6 +197,7 @@ void hub_free(struct hub *hub)
         free(link->path);
         free(link->endpoint);
     }
+    membership_close(hub->members.membership);
     if (hub->zmq != NULL)
         zmq_ctx_term(hub->zmq);
     free(hub->links);

@@ -29,6 +29,24 @@ int link_err(const struct link *link, int code, struct shd_err *e, const char *f
                    text);
 }
 
+uint32_t link_owner(const struct link *link)
+{
+    const struct hub *hub = link->hub;
+    return hub->members.seats != NULL ? hub->members.seats->owner[link->index]
+                                      : link->index % hub->owner_count;
+}
+
+uint32_t link_owners(const struct link *link)
+{
+    return link->hub->members.seats != NULL ? link->hub->members.seats->owners
+                                            : link->hub->owner_count;
+}
+
+bool link_is_replica(const struct link *link)
+{
+    return link->index >= link->hub->owner_count;
+}
+
 void link_fault(struct link *link, const struct shd_err *why)
 {
     if (link->fault.code == SHD_OK)
@@ -64,8 +82,8 @@ void link_drop_call(struct link *link, struct call *call)
     link->call_count--;
 }
 
-/* A session that leaves only asks daemons to let go. One that hangs up has let go: that is its
- * answer. */
+/* Answered by nothing. A session that leaves only asks daemons to let go. One that hangs up has let
+ * go: that is its answer. */
 static void let_go(struct link *link, struct call *call)
 {
     const struct call answered = *call;
@@ -117,6 +135,28 @@ void link_down(struct link *link, const struct shd_err *why)
         else if (hub->leaving)
             let_go(link, call);
     }
+}
+
+uint32_t link_retire(struct link *link, const struct shd_err *why, struct call *ret_moved)
+{
+    uint32_t moved = 0;
+    CHECK(link->state != LINK_GONE);
+    link_down(link, why);
+    link->hub->down_count--;
+    link->state = LINK_GONE;
+    link->fault = (struct shd_err){ 0 };
+    for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
+        struct call *call = &link->calls[i];
+        if (!call->used)
+            continue;
+        if (call->stays || ret_moved == NULL) {
+            let_go(link, call);
+        } else {
+            ret_moved[moved++] = *call;
+            link_drop_call(link, call);
+        }
+    }
+    return moved;
 }
 
 /* -- Sending ----------------------------------------------------------------------------------- */

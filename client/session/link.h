@@ -8,6 +8,10 @@
  * A daemon that dies: the link goes down, and its calls stay, marked to be sent again. hub.h looks
  * after all links of a session and has those that are down connected anew.
  *
+ * A replica holds the same slice as an owner: links owner_count + i and i. A daemon whose host is
+ * out (replicas.h) is gone for good. A replica that is gone is asked nothing more; an owner's place
+ * is taken by its replica, with its connection.
+ *
  * Failure: a fault is sticky: the link is of no use any more. One thread.
  */
 #ifndef SHD_LINK_H
@@ -23,6 +27,7 @@
 #include "client/session/event.h"
 #include "client/session/idle.h"
 #include "client/session/link_ring.h"
+#include "proto/spec/layout.h"
 #include "proto/wire/wire.h"
 
 #define HUB_CALLS_MAX 120u /* requests outstanding per link; a daemon takes 128 of a session */
@@ -30,6 +35,7 @@
 struct blame;
 struct hub;
 struct link;
+struct membership;
 
 /* One outstanding request. */
 struct call {
@@ -38,10 +44,13 @@ struct call {
     uint64_t sent_ns; /* last time */
     bool by_ring;     /* so it went */
     bool can_wait;    /* a daemon that sleeps need not be woken for it alone */
+    bool stays; /* not asked of the replica that takes over: that was asked the same, or it is of
+                 * the connection */
     /* Fill in type and body; *ret_request is zeroed. Sends nothing itself. */
     int (*make)(struct link *link, const struct call *call, struct wire_request *ret_request,
                 struct shd_err *e);
-    /* Gets every reply, also refusals; reply is valid during the call. */
+    /* Gets every reply, also refusals; reply is valid during the call. A link that is LINK_GONE
+     * has none: status SHD_OK, type WIRE_REPLY_NONE. */
     void (*fn)(struct link *link, const struct call *call, const struct wire_reply *reply);
     void *ctx;                   /* NULL: nobody waits any more, the reply is dropped */
     uint64_t arg, step, attempt; /* the caller's */
@@ -52,6 +61,7 @@ enum link_state {
     LINK_TOKEN, /* side channel is up, its welcome is to come */
     LINK_HELLO, /* DEALER too; the answer to Hello is to come */
     LINK_UP,
+    LINK_GONE, /* its host is out: nobody is connected to, and none of its calls is in the table */
 };
 
 struct link_busy {               /* it had no place for a request: none is sent until then */
@@ -65,7 +75,7 @@ struct link_peer {     /* what the daemon's version has */
 
 struct link {
     struct hub *hub; /* borrowed: its owner */
-    uint32_t index;  /* owner index */
+    uint32_t index;  /* below owner_count: of the owner; others are replicas */
     char *device;    /* owned: "cpu0" */
     char *path;      /* owned: of the side socket */
     char *endpoint;  /* owned: of the DEALER */
@@ -102,13 +112,39 @@ struct hub_wakes {
                           * other as quickly */
 };
 
+/* Where a session has some owners alone. */
+struct hub_seats {
+    uint32_t owners;                /* of the models, all of them */
+    uint32_t owner[SHD_OWNERS_MAX]; /* of each link: which one of them */
+};
+
+struct hub_members {               /* owners and their replicas, and who is out */
+    const struct hub_seats *seats; /* borrowed; NULL: the links are those of all owners, in order */
+    struct membership *membership; /* owned: who is out; NULL: nobody ever is */
+    void (*look)(struct hub *hub); /* with that: in each hub_poll() */
+    /* The owner's place is to be taken by its replica, which may be down but is not gone (false: it
+     * cannot yet); or (gone) the replica is gone. May be NULL. */
+    bool (*succeed)(void *ctx, uint32_t owner, bool gone);
+    uint32_t successions; /* owners that were lost, ever */
+};
+
+struct hub_times {
+    uint64_t back_ns;      /* a link came up last, or this process went on */
+    uint64_t looked_ns;    /* hub_deadline_ns() was asked last */
+    uint64_t waited_ns;    /* of the wait at hand, then */
+    uint64_t polled_ns;    /* sockets were, last */
+    uint64_t repeat_at_ns; /* the next look for requests without an answer */
+    uint64_t first_ns;     /* how long for a daemon that was never there; 0: as usual */
+};
+
 /* All links of a session; see hub.h. */
 struct hub {
     void *zmq;          /* owned context */
     struct link *links; /* owned, [link_count] */
     uint32_t link_count;
-    uint32_t down_count; /* links that are not UP */
-    char *name;          /* owned: shown by daemons */
+    uint32_t owner_count; /* == link_count, or half of it: there are replicas */
+    uint32_t down_count;  /* links that are not UP, nor gone */
+    char *name;           /* owned: shown by daemons */
     enum wire_role role;
     uint32_t rank;              /* $RANK, plus 1; 0: there is none */
     zmq_pollitem_t *poll_items; /* owned, [2 * link_count]: dealers, then side channels */
@@ -119,11 +155,8 @@ struct hub {
     uint64_t timeout_ns;        /* of each wait, unless: */
     bool patient;               /* the time counts only while a daemon is gone, and not kept */
     uint64_t requests;          /* sent */
-    uint64_t back_ns;           /* a link came up last, or this process went on */
-    uint64_t looked_ns;         /* hub_deadline_ns() was asked last */
-    uint64_t polled_ns;         /* sockets were, last */
-    uint64_t repeat_at_ns;      /* the next look for requests without an answer */
-    bool leaving;               /* nothing is connected any more */
+    struct hub_times at;
+    bool leaving; /* nothing is connected any more */
     struct hub_wakes wakes;
     struct idle idle; /* may break that off */
     struct event_sink events;
@@ -135,7 +168,8 @@ struct hub {
     /* In each hub_poll(): what else belongs to a connection may have broken: link_down(), and all
      * of it is made anew. May be NULL. */
     void (*look)(void *ctx);
-    void *reopen_ctx; /* of both */
+    void *reopen_ctx; /* of both, and members.succeed */
+    struct hub_members members;
     /* Called again and again while a wait that began at start_ns goes on; may ask. May be NULL. */
     void (*on_wait)(struct hub *hub, uint64_t start_ns, uint64_t now_ns);
     /* The same in link_exchange(), in which no other link is heard: may not ask. May be NULL. */
@@ -148,6 +182,11 @@ struct hub {
 int link_err(const struct link *link, int code, struct shd_err *e, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* The owner whose slice it holds, of so many. */
+uint32_t link_owner(const struct link *link);
+uint32_t link_owners(const struct link *link);
+bool link_is_replica(const struct link *link);
+
 /* The link is of no use any more, for this reason. The first one counts. */
 void link_fault(struct link *link, const struct shd_err *why);
 
@@ -157,6 +196,10 @@ void link_drop_call(struct link *link, struct call *call);
 
 /* Its daemon has gone, or must be greeted anew: close, mark all calls as to be sent. */
 void link_down(struct link *link, const struct shd_err *why);
+
+/* Nobody is asked there any more: LINK_GONE. Its calls are answered by nothing, but for those that
+ * do not stay: ret_moved[HUB_CALLS_MAX] gets them (NULL: there are none). Returns their number. */
+uint32_t link_retire(struct link *link, const struct shd_err *why, struct call *ret_moved);
 
 /* The daemon had no place for this call: it is sent again, after a pause that doubles. */
 void link_busy(struct link *link, struct call *call, uint32_t retry_ms);

@@ -210,8 +210,8 @@ static void note_keeper(struct link *link, bool kept)
 static void link_up(struct link *link)
 {
     struct hub *hub = link->hub;
-    hub->back_ns = clock_now_ns();
-    set_state(link, LINK_UP, hub->back_ns);
+    hub->at.back_ns = clock_now_ns();
+    set_state(link, LINK_UP, hub->at.back_ns);
     link->proven = !link->known;
     link->known = true;
     CHECK(hub->down_count > 0);
@@ -293,7 +293,9 @@ static void ring_answered(struct link *link, const struct call *call,
 
 void link_want_ring(struct link *link)
 {
-    const struct call call = { .make = make_open_ring, .fn = ring_answered, .ctx = &link->ring };
+    const struct call call = {
+        .make = make_open_ring, .fn = ring_answered, .stays = true, .ctx = &link->ring
+    };
     struct shd_err ignored;
     if (link->ring.state != LINK_RING_NONE || link->state != LINK_UP || link->hub->no_ring ||
         link->peer.level < WIRE_LEVEL_RINGS)
@@ -323,7 +325,8 @@ static uint64_t patience_ns(const struct link *link)
 {
     const uint64_t timeout_ns = link->hub->timeout_ns;
     const bool never = link->hub->patient && !link->known && link->state == LINK_DOWN;
-    return never && timeout_ns > FIRST_NS_MAX && !lives(link) ? FIRST_NS_MAX : timeout_ns;
+    const uint64_t first_ns = link->hub->at.first_ns > 0 ? link->hub->at.first_ns : FIRST_NS_MAX;
+    return never && timeout_ns > first_ns && !lives(link) ? first_ns : timeout_ns;
 }
 
 /* A daemon that we never reached was there once, and beside it listens who starts it again. */

@@ -23,6 +23,17 @@ static int take_answer(const struct round *round, const struct link *link,
     return round->take != NULL ? round->take(round, link, reply, e) : SHD_OK;
 }
 
+/* Without a replica's answer there is that of its owner; the other way round nobody has taken what
+ * the replica said. */
+static int lost_one(const struct round *round, const struct link *link, struct shd_err *e)
+{
+    if (link_is_replica(link) || round->follows)
+        return SHD_OK;
+    return link_err(link, SHD_EGONE, e,
+                    "was lost before it answered %s, and its replica takes over: do it again",
+                    round->what);
+}
+
 static void round_answered(struct link *link, const struct call *call,
                            const struct wire_reply *reply)
 {
@@ -31,7 +42,8 @@ static void round_answered(struct link *link, const struct call *call,
     CHECK(round->waiting > 0);
     round->waiting--;
     round->arg = call->arg;
-    const int r = take_answer(round, link, reply, &e);
+    const int r = link->state == LINK_GONE ? lost_one(round, link, &e)
+                                           : take_answer(round, link, reply, &e);
     if (r != SHD_OK && round->err.code == SHD_OK) {
         round->err = e;
         round->err.code = r;
@@ -52,13 +64,17 @@ static int round_make(struct link *link, const struct call *call, struct wire_re
 
 int round_ask(struct round *round, struct link *link, uint64_t arg, struct shd_err *e)
 {
-    const struct call call = { .make = round_make, .fn = round_answered, .ctx = round, .arg = arg };
-    if (link->known && (uint32_t)round->asks >= link->peer.requests)
+    const struct call call = { .make = round_make,
+                               .fn = round_answered,
+                               .stays = round->replicated,
+                               .ctx = round,
+                               .arg = arg };
+    if (link->state != LINK_GONE && link->known && (uint32_t)round->asks >= link->peer.requests)
         return link_err(link, SHD_ENOTSUP, e, "does not know %s: it is of an older version",
                         round->what);
+    round->waiting++; /* it may be answered before it returns */
     const int r = hub_ask(link, &call, e);
-    if (r == SHD_OK)
-        round->waiting++;
+    round->waiting -= r != SHD_OK;
     return r;
 }
 

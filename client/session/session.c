@@ -13,6 +13,11 @@
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 
+uint32_t session_members(const struct shd_session *s)
+{
+    return s->hub != NULL ? s->hub->link_count : 1;
+}
+
 int session_check(const struct shd_session *s, struct shd_err *e)
 {
     if (!s->left)
@@ -21,6 +26,16 @@ int session_check(const struct shd_session *s, struct shd_err *e)
                    "session of process %d, and this is a child of it, process %d: a child connects "
                    "for itself",
                    (int)s->pid, (int)getpid());
+}
+
+struct shd_model *session_first(const struct shd_session *s)
+{
+    return s->opening != NULL ? s->opening : s->models;
+}
+
+struct shd_model *session_next(const struct shd_session *s, const struct shd_model *m)
+{
+    return m == s->opening ? s->models : m->next;
 }
 
 int session_kern(struct shd_session *s, uint32_t threads, struct shd_err *e)

@@ -100,6 +100,13 @@ void unit_zero_gaps(const struct spec *spec, uint32_t unit, float *values);
 /* Errors: SHD_EINVAL in a child of the session's process. */
 int session_check(const struct shd_session *s, struct shd_err *e);
 
+/* Its owners, and their replicas. */
+uint32_t session_members(const struct shd_session *s);
+
+/* Its models, with the one that is being opened: first, and the one after m; NULL: no more. */
+struct shd_model *session_first(const struct shd_session *s);
+struct shd_model *session_next(const struct shd_session *s, const struct shd_model *m);
+
 /* session->kern, started on first use. */
 int session_kern(struct shd_session *s, uint32_t threads, struct shd_err *e);
 

@@ -145,9 +145,9 @@ static void say(struct model *m)
 {
     const uint64_t step = step_now(m->core), attempt = step_attempt(m->core);
     const uint32_t units = m->ledger->head->units;
+    snapshots_say(m); /* first: who sees the attempt knows what it began with */
     board_set_attempt(m->board, step, attempt);
     board_set_step(m->board, step, step_phase(m->core));
-    snapshots_say(m);
     for (uint32_t u = 0; u < units; u++) {
         board_publish(m->board, u, step);
         m->daemon->hooks->published(m->daemon, board_awaited(m->handle, u));

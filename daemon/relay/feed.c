@@ -3,6 +3,9 @@
  * Happy path: a unit's word on the board rises; its slice is sent from the daemon's own pages, then
  * its word is looked at again, as in a seqlock: unchanged, the version is sent behind it. The
  * mirror's board says APPLYING from before the first slice of a step until the last one is there.
+ *
+ * A model that goes back has nothing published while it does, and then an earlier step: the mirror
+ * hears of either before it gets what is read of the pages then.
  */
 #include "daemon/relay/feed.h"
 
@@ -31,7 +34,8 @@ struct feed {
     uint32_t units;
     uint64_t *sent; /* owned, [units]: version that the mirror has; NEVER: none */
     uint64_t step, phase, attempt, tried;
-    bool filled;
+    uint64_t rewound;     /* the last rewind that the mirror knows of */
+    bool filled, nothing; /* nothing: is published, as it knows */
 };
 
 /* -- Feeding ----------------------------------------------------------------------------------- */
@@ -68,6 +72,26 @@ static int feed_unit(struct feed *feed, uint32_t unit, uint64_t version, struct 
     return tell(feed, FRAME_VERSION, unit, version, 0, e);
 }
 
+/* What the mirror has of units is of no use any more. */
+static int tell_rewound(struct feed *feed, uint64_t attempt, uint64_t step, struct shd_err *e)
+{
+    for (uint32_t u = 0; u < feed->units; u++)
+        feed->sent[u] = NEVER;
+    return tell(feed, FRAME_REWOUND, 0, attempt, step, e);
+}
+
+/* Before what was read of the board is told: the daemon says this first. */
+static int look_back(struct feed *feed, struct shd_err *e)
+{
+    uint64_t step;
+    const uint64_t rewound = board_rewound(feed->board, &step);
+    if (rewound == feed->rewound)
+        return SHD_OK;
+    feed->rewound = rewound;
+    feed->nothing = false;
+    return tell_rewound(feed, rewound, step, e);
+}
+
 /* *ret_next: the unit that is to change next; *ret_whole: the mirror has what the board says. */
 static int feed_units(struct feed *feed, uint32_t *ret_next, bool *ret_whole, struct shd_err *e)
 {
@@ -75,8 +99,16 @@ static int feed_units(struct feed *feed, uint32_t *ret_next, bool *ret_whole, st
     *ret_whole = true;
     for (uint32_t u = 0; u < feed->units; u++) {
         const uint64_t version = board_version(feed->board, u);
-        if (version != feed->sent[u] && board_stable_version(feed->board, u) == version) {
-            const int r = feed_unit(feed, u, version, e);
+        int r = look_back(feed, e);
+        if (r == SHD_OK && version == NEVER && feed->sent[u] != NEVER && !feed->nothing) {
+            feed->nothing = true;
+            r = tell_rewound(feed, 0, 0, e);
+        }
+        if (r != SHD_OK)
+            return r;
+        if (version != NEVER && version != feed->sent[u] &&
+            board_stable_version(feed->board, u) == version) {
+            r = feed_unit(feed, u, version, e);
             if (r != SHD_OK)
                 return r;
         }
@@ -98,8 +130,9 @@ static int feed_words(struct feed *feed, bool whole, struct shd_err *e)
     const uint64_t step = atomic_load_explicit(&b->step.value, memory_order_acquire);
     const uint64_t attempt = atomic_load_explicit(&b->attempt, memory_order_acquire);
     const uint64_t tried = atomic_load_explicit(&b->tried, memory_order_acquire);
-    int r = SHD_OK;
-    if (attempt != feed->attempt || tried != feed->tried) {
+    int r = look_back(feed, e);
+    whole = whole && feed->sent[0] != NEVER; /* it went back meanwhile */
+    if (r == SHD_OK && (attempt != feed->attempt || tried != feed->tried)) {
         feed->attempt = attempt;
         feed->tried = tried;
         r = tell(feed, FRAME_ATTEMPT, 0, attempt, tried, e);

@@ -68,6 +68,9 @@ int frame_admits(const struct wire_request *request, bool files, struct shd_err 
     case WIRE_RESET:
     case WIRE_SHOW:
     case WIRE_SET:
+    case WIRE_DROP:
+    case WIRE_SNAPSHOT:
+    case WIRE_REWIND:
         return SHD_OK;
     default:
         break;

@@ -28,6 +28,8 @@ enum frame_type {
     FRAME_ATTEMPT, /* id: attempt; at: the step of which it was said. Of a session as well: index is
                     * the model's handle */
     FRAME_FILLED,  /* every unit has been there once */
+    FRAME_REWOUND, /* nothing of any unit can be read from here on; id: the attempt that began with
+                    * the last rewind; at: where that went; id 0: that is still to come */
 };
 
 enum frame_what { FRAME_OPEN_SESSION = 1, FRAME_OPEN_MODEL = 2 };

@@ -100,6 +100,15 @@ static int set_version(struct mirror *m, const struct bulk_head *head, struct sh
     return SHD_OK;
 }
 
+/* Behind it come all units anew. */
+static void set_rewound(struct mirror *m, const struct bulk_head *head)
+{
+    board_unpublish(m->board);
+    m->unversioned = m->units;
+    if (head->id > 0)
+        board_set_rewound(m->board, head->at, head->id);
+}
+
 static int done(void *ctx, const struct bulk_head *head, void *payload, struct shd_err *e)
 {
     struct mirror *m = ctx;
@@ -121,6 +130,9 @@ static int done(void *ctx, const struct bulk_head *head, void *payload, struct s
         return SHD_OK;
     case FRAME_ATTEMPT:
         mirror_attempt(m, head->id, head->at);
+        return SHD_OK;
+    case FRAME_REWOUND:
+        set_rewound(m, head);
         return SHD_OK;
     case FRAME_FILLED:
         if (m->unversioned > 0)

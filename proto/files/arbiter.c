@@ -94,14 +94,8 @@ static int call(struct arbiter *a, const struct arbiter_view *next, struct shd_e
         return r;
     arbiter_view_free(&a->next);
     a->claims = next != NULL;
-    if (next != NULL) {
-        a->next = *next;
-        a->next.out = next->out_count > 0 ? sys_malloc(next->out_count * sizeof *next->out) : NULL;
-        if (next->out_count > 0 && a->next.out == NULL)
-            return err_set(e, SHD_ENOMEM, "no memory for a view");
-        if (next->out_count > 0)
-            memcpy(a->next.out, next->out, next->out_count * sizeof *next->out);
-    }
+    if (next != NULL && (r = arbiter_view_copy(next, &a->next, e)) != SHD_OK)
+        return r;
     a->err = (struct shd_err){ 0 };
     a->busy = true;
     const int error = sys_thread(&a->thread, NULL, work, a);

@@ -34,8 +34,9 @@
 #include "tests/sim/sim_back.h"
 #include "tests/sim/sim_bug.h"
 #include "tests/sim/sim_model.h"
+#include "tests/sim/sim_replica.h"
 
-#define SIM_DAEMONS  4u
+#define SIM_DAEMONS  4u /* owners */
 #define SIM_WORKERS  5u
 #define SIM_SLOTS    2u
 #define SIM_SESSIONS 24u
@@ -76,6 +77,9 @@ enum sim_fault { /* bits */
                  SIM_LEAVE = 1 << 13,
                  SIM_KEEPER = 1 << 14,  /* a daemon dies and its segments go with it */
                  SIM_GIVE_UP = 1 << 15, /* workers return what they do not stand by, and reset */
+                 SIM_HOST = 1 << 16,    /* with replicas: a host dies for good */
+                 SIM_CUT = 1 << 17,     /* what is sent between two hosts is lost */
+                 SIM_ARBITER = 1 << 18, /* the arbiter cannot be reached */
 };
 
 enum sim_guard_kind {
@@ -104,18 +108,25 @@ struct sim_config {
     uint32_t guard;  /* enum sim_guard_kind */
     bool rewinds;    /* snapshots are made, and the model goes back to them */
     uint64_t verify; /* with leases, of so many steps one is verified; 0: none */
-    uint32_t wrong;  /* plus 1: the worker whose hashes are others than they should be; 0: none */
+    bool replicas;   /* each slice is at two daemons: sim_replica.h */
+    uint32_t hosts;  /* then: 2 or 3 */
+    uint64_t patience_ns;
+    uint32_t wrong; /* plus 1: the worker whose hashes are others than they should be; 0: none */
 };
 
 struct sim_scenario {
     const char *name;
     uint32_t faults;
+    bool replicas;
 };
 extern const struct sim_scenario sim_scenarios[];
 extern const uint32_t sim_scenario_count;
 
 /* Everything else from the seed. */
 struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t seed);
+
+/* The same, with few steps and many faults: hosts are soon lost. */
+void sim_config_shorten(struct sim_config *config);
 
 enum sim_outcome { SIM_DONE, SIM_LOST, SIM_BROKEN };
 
@@ -129,6 +140,7 @@ struct sim_result {
     uint64_t pins, forks, drops;       /* that guests brought to their end */
     uint64_t stops;                    /* by guards, that ended */
     uint64_t snapshots, rewinds;       /* of an owner; of the model */
+    uint64_t outs, succeeded, anew;    /* views; owners' places taken; workers that began anew */
     char promise[16];                  /* BROKEN: its name */
     uint32_t daemon, worker;           /* BROKEN: whose it is, or SIM_NOBODY */
     char text[256];
@@ -263,6 +275,9 @@ enum sim_event_kind {
     EV_GUEST,
     EV_GUEST_AGAIN,
     EV_GUEST_GONE,
+    EV_LOOK,  /* a worker's, at the view */
+    EV_CLAIM, /* arg: the number of the one that counts */
+    EV_HOSTS, /* who looks after hosts does so */
 };
 
 struct sim_event {
@@ -364,6 +379,7 @@ struct sim_daemon {
         bool finite;
     } summed[SIM_UNITS];
     bool adopted; /* what a predecessor left */
+    struct sim_stray stray;
 };
 
 struct sim_call {
@@ -411,12 +427,15 @@ struct sim_worker {
     enum sim_work work;
     uint64_t since_ns; /* in this state or with this step */
     uint64_t step;
-    uint32_t ask_owner;
+    uint32_t ask_owner; /* a member, as all that goes by turns */
+    uint32_t asked;     /* LEASING: that the question at hand is for */
     bool asking;
     uint32_t micro;
     uint32_t computed;              /* a bit per micro-batch of the step that was handed over */
     bool torn;                      /* parameters changed while it computed */
-    uint64_t owns[SIM_DAEMONS];     /* SETTLING: of each owner its own attempt */
+    uint64_t owns[SIM_MEMBERS];     /* SETTLING: of each daemon its own attempt */
+    struct sim_layout settles;      /* SETTLING: of the first that is ahead, as it was */
+    uint32_t settles_gone;          /* SETTLING: who was gone */
     uint64_t attempt, settled_step; /* a predecessor may have returned some of that */
     bool gives_up;                  /* it will have the step reset */
     uint32_t spoilt_from; /* computes what it will give up, and returns units from this on; 0: no */
@@ -439,7 +458,8 @@ struct sim_worker {
     struct turn *turn;
     double unit_norms[SIM_UNITS]; /* the turn's */
     _Alignas(16) uint8_t turn_memory[65536];
-    struct sim_link link[SIM_DAEMONS];
+    struct sim_link link[SIM_MEMBERS];
+    struct sim_view view;
 };
 
 struct sim_setter { /* who changes settings, and what must be */
@@ -469,10 +489,10 @@ struct sim {
     struct sim_msg *msg;
     uint32_t *msg_free;
     uint32_t msg_free_count, msg_room;
-    struct sim_daemon daemon[SIM_DAEMONS];
+    struct sim_daemon daemon[SIM_MEMBERS];
     struct sim_worker worker[SIM_WORKERS];
-    bool cut[SIM_DAEMONS][SIM_WORKERS];
-    uint64_t cut_until_ns[SIM_DAEMONS][SIM_WORKERS];
+    struct sim_cluster cluster;
+    uint64_t cut_until_ns[SIM_MEMBERS][SIM_WORKERS];
     bool frozen[SIM_UNITS];
     bool skips_idle[SIM_UNITS];
     bool means[SIM_UNITS];
@@ -599,6 +619,7 @@ void sim_link_forget(struct sim_worker *w, enum sim_kind kind);
 void sim_worker_after(struct sim *s, const struct sim_worker *w, uint64_t delay_ns,
                       enum sim_event_kind kind, uint64_t arg);
 bool sim_link_first_answer(struct sim *s, struct sim_link *l, const struct sim_msg *msg);
+void sim_link_retire(struct sim *s, struct sim_worker *w, uint32_t daemon, uint32_t heir);
 
 /* sim_worker.c */
 void sim_worker_start(struct sim *s, struct sim_worker *w);
@@ -607,6 +628,7 @@ void sim_worker_leave(struct sim *s, struct sim_worker *w);
 void sim_worker_event(struct sim *s, struct sim_worker *w, const struct sim_event *event);
 void sim_worker_enter(struct sim *s, struct sim_worker *w, enum sim_work work);
 const char *sim_work_name(enum sim_work work);
+bool sim_worker_give(struct sim *s, struct sim_worker *w, uint32_t owner, uint32_t unit);
 
 /* The newest states, and those that this owner must go through. */
 static inline const struct sim_line *sim_line(const struct sim *s)
@@ -627,6 +649,15 @@ static inline uint64_t sim_mark(const struct sim_line *line, uint64_t version)
 static inline uint32_t sim_daemon_index(const struct sim *s, const struct sim_daemon *d)
 {
     return (uint32_t)(d - s->daemon);
+}
+/* Daemons; and whose slice one has. */
+static inline uint32_t sim_members(const struct sim *s)
+{
+    return s->config.replicas ? 2 * s->config.daemons : s->config.daemons;
+}
+static inline uint32_t sim_owner_index(const struct sim *s, const struct sim_daemon *d)
+{
+    return sim_daemon_index(s, d) % s->config.daemons;
 }
 /* Of the step that the worker is at, as it knows. */
 static inline uint32_t sim_worker_micros(const struct sim *s, const struct sim_worker *w)

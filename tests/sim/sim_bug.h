@@ -1,8 +1,8 @@
 /* Bugs planted on purpose, for the test of the simulator (test_sim_bugs.c): SIM_BUG(n) is
  * true where that test has chosen bug n, and a constant false in everything else. Those of the
  * cores are in copies of these (sim_bugs.cmake), those of the simulated kernel (1, 10) and of
- * spilling (9), of pins' memory (33), of holding (35), of workers (71 to 75) and of puts (76) in
- * the simulator. Each bug has its number here.
+ * spilling (9), of pins' memory (33), of holding (35), of workers (71 to 75), of puts (76) and of
+ * replicas (81 to 87) in the simulator. Each bug has its number here.
  *
  *   1  the word that a kernel is done is stored before its last block
  *   2  the commits word is stored before the record it vouches for
@@ -58,6 +58,17 @@
  *  74  a pin of a step that was given up is shared
  *  75  a worker goes on with an owner that has made the model anew
  *  76  owner 0 lets a put of before a rewind begin
+ *  79  what owner 0 has recorded counts, though it is lost and its replica has not
+ *  80  owner 0's replica is asked to commit with all others
+ *  81  leases are not asked for from the beginning where a replica takes its owner's place
+ *  82  a replica takes its owner's place before it has come as far
+ *  83  what the others hand out is asked of them, though owner 0 was lost in between
+ *  84  a view is changed, whatever it is by then
+ *  85  a gradient is told to owners before replicas
+ *  86  what is settled is of who was ahead, though another one is in its place
+ *  87  replicas are left out where a worker settles
+ *  89  the settings and limits of a lost owner 0 are forgotten
+ *  90  a decision must be on record, though who had it is lost
  */
 #ifndef SHD_TESTS_SIM_SIM_BUG_H
 #define SHD_TESTS_SIM_SIM_BUG_H

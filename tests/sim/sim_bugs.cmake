@@ -84,8 +84,23 @@ plant(daemon/core/step_init.c [[ || kind == LEDGER_CELL_EMPTY)]] [[ || kind == L
 
 # Owners may get the decisions of two workers.
 plant(client/paths/turn.c [[
-    return t->state == TURN_COMMITTING && !t->counted ? 1]] [[
-    return t->state == TURN_COMMITTING && !t->counted && !SIM_BUG(5) ? 1]])
+    if (t->state != TURN_COMMITTING || member == 0)]] [[
+    if (t->state != TURN_COMMITTING || member == 0 || SIM_BUG(5))]])
+
+# Replicas: owner 0's is asked to commit with all others (80); what a lost owner 0 has recorded alone counts (79),
+# its settings and limits are forgotten with it (89), and who had a decision on record must have it still (90).
+plant(client/paths/turn.c [[
+    return t->counted && (!replicated ||]] [[
+    return t->counted && (!replicated || SIM_BUG(80) ||]])
+plant(client/paths/turn.c [[
+    if (owner == 0 && !t->owner[replica].in)]] [[
+    if (owner == 0 && !t->owner[replica].in && !SIM_BUG(79))]])
+plant(client/paths/turn.c [[
+    if (owner == 0)
+        take_over_said(t);]] [[
+    if (owner == 0 && !SIM_BUG(89))
+        take_over_said(t);]])
+plant(client/paths/turn.c [[!any_record(t) && t->lost)]] [[!any_record(t) && t->lost && !SIM_BUG(90))]])
 
 # Recovery takes the last gradient once more, under another number of operation (6); an operation's
 # number differs from one process to the next (8).

@@ -71,14 +71,14 @@ static bool is_dropped(const struct sim *s, const struct sim_line *line, uint64_
 void sim_check_sum(struct sim *s, const struct sim_daemon *d, uint32_t unit, uint64_t step,
                    uint32_t next)
 {
-    const uint32_t owner = sim_daemon_index(s, d);
+    const uint32_t owner = sim_owner_index(s, d);
     const struct sim_line *line = sim_line_of(s, d);
     const struct sim_batch at = sim_batch_of(s, line, step);
-    if (is_dropped(s, line, step))
+    if (is_dropped(s, line, step) || d->stray.is || sim_is_out(s, sim_daemon_index(s, d)))
         return;
     for (uint32_t b = sim_first_block(s, owner, unit); b < sim_first_block(s, owner + 1, unit); b++)
         if (d->acc[unit][b] != sim_sum(s, at, unit, b, next))
-            sim_broken(s, "P2", owner, SIM_NOBODY,
+            sim_broken(s, "P2", sim_daemon_index(s, d), SIM_NOBODY,
                        "unit %" PRIu32 " block %" PRIu32
                        " is not the sum of micro-batches 0..%" PRIu32 " of step %" PRIu64
                        ", each once, ascending",
@@ -87,15 +87,19 @@ void sim_check_sum(struct sim *s, const struct sim_daemon *d, uint32_t unit, uin
 
 void sim_check_params(struct sim *s, const struct sim_daemon *d, uint32_t unit, uint64_t version)
 {
-    const uint32_t owner = sim_daemon_index(s, d);
+    const uint32_t owner = sim_owner_index(s, d), i = sim_daemon_index(s, d);
     const struct sim_line *line = sim_line_of(s, d);
-    if (version > line->decided || version + 1 < line->decided)
-        sim_broken(s, "P1", owner, SIM_NOBODY,
+    if (d->stray.is)
+        return;
+    if (version > line->decided || (version + 1 < line->decided && !sim_is_out(s, i)))
+        sim_broken(s, "P1", i, SIM_NOBODY,
                    "unit %" PRIu32 " becomes version %" PRIu64 " of %" PRIu64, unit, version,
                    line->decided);
     for (uint32_t b = sim_first_block(s, owner, unit); b < sim_first_block(s, owner + 1, unit); b++)
-        if (d->param[unit][b] != line->version[version].param[unit][b])
-            sim_broken(s, "P1", owner, SIM_NOBODY,
+        if (d->param[unit][b] != line->version[version].param[unit][b] && sim_is_out(s, i))
+            s->daemon[i].stray.wrong = true;
+        else if (d->param[unit][b] != line->version[version].param[unit][b])
+            sim_broken(s, "P1", i, SIM_NOBODY,
                        "unit %" PRIu32 " block %" PRIu32
                        " is not what the decisions below version %" PRIu64
                        " make, each applied once",
@@ -152,6 +156,8 @@ void sim_check_decision(struct sim *s, struct sim_daemon *d, uint64_t step,
         sim_broken(s, "P3", owner, SIM_NOBODY, "commits step %" PRIu64 " after %" PRIu64 " steps",
                    step, d->commits_seen);
     d->commits_seen = step + 1;
+    if (sim_stray_decides(s, d, step, decision))
+        return;
     if (step < line->decided) {
         if (!decision_equal(decision, &line->decision[step]))
             sim_broken(s, "P1", owner, SIM_NOBODY,
@@ -174,11 +180,13 @@ void sim_check_prepared(struct sim *s, const struct sim_daemon *d, const struct 
 {
     const uint32_t owner = sim_daemon_index(s, d);
     const struct sim_line *line = sim_line_of(s, d);
+    if (d->stray.is || sim_is_out(s, owner))
+        return;
     if (s->spoilt[sim_round(p->step, step_attempt(d->core))])
         sim_broken(s, "P2", owner, SIM_NOBODY,
                    "sealed step %" PRIu64 " with what was not all returned", p->step);
-    const struct wire_prepared want = sim_prepared(s, sim_batch_of(s, line, p->step), owner,
-                                                   s->config.daemons);
+    const struct wire_prepared want = sim_prepared(s, sim_batch_of(s, line, p->step),
+                                                   sim_owner_index(s, d), s->config.daemons);
     if (is_dropped(s, line, p->step))
         return;
     if (p->finite != want.finite || p->metric_count != 1 || p->metrics[0] != want.metrics[0] ||
@@ -207,7 +215,7 @@ void sim_check_credited(struct sim *s, const struct sim_daemon *d)
     const uint64_t step = step_collecting(d->core);
     const uint64_t round = sim_round(step, step_attempt(d->core));
     uint64_t credited = 0;
-    if (d->credited_round != round)
+    if (d->credited_round != round || d->stray.is)
         return;
     for (uint32_t u = 0; u < s->config.units; u++) {
         for (uint32_t m = 0; m < sim_micros(s, sim_line_of(s, d), step); m++) {
@@ -236,7 +244,8 @@ void sim_check_progress(struct sim *s)
         return;
     for (uint32_t i = 0; i < s->config.workers; i++) {
         const struct sim_worker *w = &s->worker[i];
-        if (w->alive && w->work != WORK_FINISHED && s->now_ns > w->since_ns + WAIT_BOUND)
+        if (w->alive && w->work != WORK_FINISHED && s->now_ns > w->since_ns + WAIT_BOUND &&
+            !sim_hosts_cut_off(s, w))
             sim_broken(s, "P4", SIM_NOBODY, i,
                        "waits in '%s' of step %" PRIu64 " for more than %llu s",
                        sim_work_name(w->work), w->step, (unsigned long long)(WAIT_BOUND / S));
@@ -247,8 +256,10 @@ void sim_check_progress(struct sim *s)
 void sim_check_end(struct sim *s)
 {
     const struct sim_line *line = sim_line(s);
-    for (uint32_t i = 0; i < s->config.daemons; i++) {
+    for (uint32_t i = 0; i < sim_members(s); i++) {
         const struct sim_daemon *d = &s->daemon[i];
+        if (sim_is_out(s, i) || sim_is_dead(s, i))
+            continue;
         sim_back_check_end(s, d);
         for (uint32_t u = 0; u < s->config.units; u++) {
             sim_check_params(s, d, u, s->config.steps);

@@ -257,8 +257,9 @@ static void tell_units(const struct sim *s, const struct sim_daemon *d, const st
     r->prepared.unit_sums.bytes = (size_t)s->config.units * FIXSUM_BYTES;
     r->prepared.unit_sums_from = 1;
     double limits[SIM_UNITS * GUARD_RULES_MAX];
-    const uint32_t told = d == s->daemon ? step_unit_limits(d->core, 0, s->config.units, limits)
-                                         : 0;
+    const uint32_t told = sim_owner_index(s, d) == 0
+                              ? step_unit_limits(d->core, 0, s->config.units, limits)
+                              : 0;
     CHECK(told <= ARRAY_SIZE(r->unit_limits));
     memcpy(r->unit_limits, limits, told * sizeof *limits);
     r->prepared.unit_limits.bytes = told * sizeof *limits;
@@ -399,7 +400,7 @@ static int make_room(struct sim *s, struct sim_daemon *d, const struct sim_wait 
         return SHD_OK;
     if (d->put != wait->decision.put || d->put_line != wait->put_line)
         return err_set(e, SHD_ENOENT, "its values are gone");
-    if (sim_daemon_index(s, d) == 0) {
+    if (sim_owner_index(s, d) == 0) {
         r = step_put_check(d->core, wait->step, e);
         return r == SHD_OK && !step_put_idle(d->core) ? SHD_PENDING : r;
     }
@@ -745,7 +746,7 @@ static void on_kernel_done(struct sim *s, struct sim_daemon *d, uint64_t index)
         struct fixsum sum;
         bool finite = true;
         fixsum_init(&sum);
-        const uint32_t owner = sim_daemon_index(s, d), u = k.action.unit;
+        const uint32_t owner = sim_owner_index(s, d), u = k.action.unit;
         for (uint32_t b = sim_first_block(s, owner, u);
              k.summing && b < sim_first_block(s, owner + 1, u); b++)
             sim_square(s, k.step, d->acc[u][b], &sum, &finite);

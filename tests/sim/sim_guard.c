@@ -91,6 +91,8 @@ void sim_daemon_go_on(struct sim *s, struct sim_daemon *d)
 {
     struct step_stopped stopped;
     struct shd_err e = { 0 };
+    if (sim_is_out(s, sim_daemon_index(s, d)))
+        return; /* nobody asks it anything */
     if (sim_back_busy(&d->back) || !step_stopped(d->core, &stopped) || !sim_chance(s, 500))
         return;
     sim_note(s, "goes on", 0, SIM_NOBODY, stopped.step, 0, 0);
@@ -103,6 +105,7 @@ void sim_daemon_go_on(struct sim *s, struct sim_daemon *d)
 
 void sim_go_on_event(struct sim *s)
 {
+    const uint32_t at = s->config.replicas && sim_chance(s, 500) ? s->config.daemons : 0;
     sim_at(s, sim_below(s, GO_ON_NS),
-           (struct sim_event){ .kind = EV_GO_ON, .gen = s->daemon[0].gen });
+           (struct sim_event){ .kind = EV_GO_ON, .who = at, .gen = s->daemon[at].gen });
 }

@@ -24,7 +24,7 @@ void sim_daemon_wipe(struct sim *s, struct sim_daemon *d)
 
 static void make_fresh(struct sim *s, struct sim_daemon *d)
 {
-    const uint32_t owner = sim_daemon_index(s, d);
+    const uint32_t owner = sim_owner_index(s, d);
     const struct ledger_shape shape = { .name = "m",
                                         .spec = "{}",
                                         .spec_bytes = 2,
@@ -94,7 +94,8 @@ void sim_daemon_core(struct sim *s, struct sim_daemon *d)
     if (step_ramp(d->core, s->config.ramp ? &s->ramp : NULL, /* accumulate= */ 1, &e) != SHD_OK)
         sim_broken(s, "P3", sim_daemon_index(s, d), SIM_NOBODY, "the ledger is refused: %s",
                    e.text);
-    d->lease = lease_init(d->lease_memory, s->config.micros, d->adopted || d != s->daemon);
+    d->lease = lease_init(d->lease_memory, s->config.micros,
+                          d->adopted || sim_owner_index(s, d) > 0);
     sim_verify_start(s, d, !d->adopted);
 }
 
@@ -196,7 +197,7 @@ void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_act
         sim_pins_before_update(s, d, a->unit);
     CHECK(d->kernel_last - d->kernel_done < SIM_KERNELS);
     struct sim_kernel *k = &d->kernels[d->kernel_last % SIM_KERNELS];
-    const uint32_t owner = sim_daemon_index(s, d);
+    const uint32_t owner = sim_owner_index(s, d);
     *k = (struct sim_kernel){ .action = *a,
                               .step = step_collecting(d->core),
                               .round = a->round,
@@ -238,7 +239,7 @@ void sim_kernel_copy(struct sim *s, struct sim_daemon *d, uint64_t *to, struct s
 
 uint64_t *sim_flat_param(const struct sim *s, struct sim_daemon *d, uint32_t flat)
 {
-    const uint32_t owner = sim_daemon_index(s, d);
+    const uint32_t owner = sim_owner_index(s, d);
     uint32_t left = flat;
     for (uint32_t u = 0; u < s->config.units; u++) {
         const uint32_t first = sim_first_block(s, owner, u);

@@ -60,18 +60,37 @@ static struct sim_call *call_new(struct sim_link *l)
     return NULL;
 }
 
+/* Where the link is down it is sent when that is up again. */
 void sim_link_ask(struct sim *s, struct sim_worker *w, uint32_t owner,
                   const struct sim_request *request, uint64_t tag)
 {
     struct sim_call *c = call_new(&w->link[owner]);
     *c = (struct sim_call){ .used = true, .tag = tag, .request = *request };
-    call_send(s, w, owner, c);
+    sim_view_check_asked(s, w, owner);
+    if (w->link[owner].up || !s->config.replicas)
+        call_send(s, w, owner, c);
+}
+
+/* Nobody is asked there any more. Its calls are answered by nothing, but for a lease, which its
+ * heir is asked: SIM_NOBODY: it has none. */
+void sim_link_retire(struct sim *s, struct sim_worker *w, uint32_t daemon, uint32_t heir)
+{
+    struct sim_link *l = &w->link[daemon];
+    for (uint32_t i = 0; i < SIM_CALLS; i++) {
+        struct sim_call *c = &l->calls[i];
+        if (c->used && c->request.kind == SIM_LEASE && heir != SIM_NOBODY)
+            sim_link_ask(s, w, heir, &c->request, 0);
+        else if (c->used && c->request.kind == SIM_LEASE)
+            w->asking = false;
+        c->used = false;
+    }
+    l->up = l->layout_asked = false;
 }
 
 /* Replies to these mean nothing any more. */
 void sim_link_forget(struct sim_worker *w, enum sim_kind kind)
 {
-    for (uint32_t o = 0; o < SIM_DAEMONS; o++)
+    for (uint32_t o = 0; o < SIM_MEMBERS; o++)
         for (uint32_t i = 0; i < SIM_CALLS; i++)
             if (w->link[o].calls[i].request.kind == kind)
                 w->link[o].calls[i].used = false;
@@ -84,7 +103,7 @@ void sim_link_forget_lease(struct sim_worker *w)
 
 void sim_link_forget_turn(struct sim_worker *w)
 {
-    for (uint32_t o = 0; o < SIM_DAEMONS; o++)
+    for (uint32_t o = 0; o < SIM_MEMBERS; o++)
         for (uint32_t i = 0; i < SIM_CALLS; i++) {
             struct sim_call *c = &w->link[o].calls[i];
             if (c->request.kind == SIM_PREPARE || c->request.kind == SIM_COMMIT ||
@@ -95,7 +114,7 @@ void sim_link_forget_turn(struct sim_worker *w)
 
 bool sim_link_returns_open(const struct sim *s, const struct sim_worker *w)
 {
-    for (uint32_t o = 0; o < s->config.daemons; o++)
+    for (uint32_t o = 0; o < sim_members(s); o++)
         for (uint32_t i = 0; i < SIM_CALLS; i++)
             if (w->link[o].calls[i].used && w->link[o].calls[i].request.kind == SIM_RETURN)
                 return true;
@@ -108,7 +127,7 @@ bool sim_link_returns_open(const struct sim *s, const struct sim_worker *w)
 void sim_link_attach(struct sim *s, struct sim_worker *w, uint32_t owner)
 {
     struct sim_link *l = &w->link[owner];
-    if (l->up)
+    if (l->up || sim_is_gone(w, owner))
         return;
     const struct sim_request request = { .kind = SIM_ATTACH };
     l->session = 0;
@@ -183,7 +202,8 @@ static void check_kept(struct sim *s, const struct sim_worker *w, const struct s
         sim_lost(s, "an owner is behind what it had committed");
     if (w->work != WORK_TURN || l->layout.attempt != w->attempt)
         return;
-    const bool all_in = s->config.lease && l < &w->link[w->ask_owner]; /* it has said so */
+    const uint32_t member = sim_member_of(s, w, (uint32_t)(l - w->link));
+    const bool all_in = s->config.lease && member < w->ask_owner; /* it has said so */
     for (uint32_t m = 0; m < sim_worker_micros(s, w); m++) {
         const bool told = s->config.lease ? all_in
                                           : (w->computed >> m & 1) != 0 && !return_open(l, m);
@@ -196,10 +216,12 @@ void sim_link_attached(struct sim *s, struct sim_worker *w, const struct sim_msg
 {
     struct sim_link *l = &w->link[msg->daemon];
     const struct sim_daemon *d = &s->daemon[msg->daemon];
-    if (l->up || msg->seq != l->attempt || !d->alive || d->gen != msg->daemon_gen)
+    if (l->up || msg->seq != l->attempt || !d->alive || d->gen != msg->daemon_gen ||
+        sim_is_gone(w, msg->daemon))
         return; /* given up, or its socket hung up already */
     sim_note(s, "attached", msg->daemon, msg->worker, msg->reply.layout.step, 0, 0);
     l->up = true;
+    w->view.met |= 1u << msg->daemon;
     l->daemon_gen = msg->daemon_gen;
     const uint64_t instance = l->layout.instance;
     l->layout = msg->reply.layout;
@@ -220,10 +242,14 @@ void sim_link_hung_up(struct sim *s, struct sim_worker *w, uint32_t owner)
     struct sim_link *l = &w->link[owner];
     sim_note(s, "hung up", owner, sim_worker_index(s, w), w->step, 0, 0);
     l->up = l->layout_asked = false;
-    for (uint32_t i = 0; i < SIM_CALLS; i++)
-        if (l->calls[i].request.kind == SIM_LEASE || l->calls[i].request.kind == SIM_LAYOUT)
-            l->calls[i].used = false;                     /* it looks again itself */
-    if (w->ask_owner == owner && w->work != WORK_PUTTING) /* a commit is asked again as it is */
+    for (uint32_t i = 0; i < SIM_CALLS; i++) /* it looks again itself */
+        if ((l->calls[i].request.kind == SIM_LEASE && !s->config.replicas) ||
+            l->calls[i].request.kind == SIM_LAYOUT)
+            l->calls[i].used = false;
+    sim_view_down(s, w, owner);
+    const uint32_t asked = w->ask_owner < sim_members(s) ? w->view.at[w->ask_owner] : SIM_NOBODY;
+    if (asked == owner && w->work != WORK_PUTTING &&
+        !s->config.replicas) /* a commit is asked again as it is */
         w->asking = false;
     sim_worker_after(s, w, sim_below(s, sim_chance(s, 500) ? MS : 50 * MS), EV_ATTACH, owner);
 }
@@ -280,7 +306,7 @@ void sim_link_credited(struct sim *s, struct sim_link *l, const struct sim_call 
 
 void sim_link_resend(struct sim *s, struct sim_worker *w)
 {
-    for (uint32_t o = 0; o < s->config.daemons; o++)
+    for (uint32_t o = 0; o < sim_members(s); o++)
         for (uint32_t i = 0; w->link[o].up && i < SIM_CALLS; i++) {
             struct sim_call *c = &w->link[o].calls[i];
             if (!c->used || s->now_ns < c->sent_ns + SIM_RESEND_NS)

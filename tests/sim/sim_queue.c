@@ -137,9 +137,11 @@ void sim_send(struct sim *s, const struct sim_msg *msg)
 {
     const enum sim_kind kind = kind_of(msg);
     const bool side = kind == SIM_ATTACH || kind == SIM_HANGUP;
-    uint64_t delay = delay_ns(s);
+    uint64_t delay = delay_ns(s), later;
+    if (sim_hosts_lose(s, msg, side, &later))
+        return;
     if (side) {
-        sim_deliver(s, msg, delay);
+        sim_deliver(s, msg, delay + later);
         return;
     }
     if (s->now_ns < s->cut_until_ns[msg->daemon][msg->worker] ||
@@ -174,7 +176,7 @@ void sim_note(struct sim *s, const char *what, uint32_t daemon, uint32_t worker,
 void sim_deinit(struct sim *s)
 {
     sim_guests_free(s);
-    for (uint32_t i = 0; i < SIM_DAEMONS; i++)
+    for (uint32_t i = 0; i < SIM_MEMBERS; i++)
         sim_daemon_deinit(&s->daemon[i]);
     free(s->heap);
     free(s->msg);

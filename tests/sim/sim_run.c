@@ -12,24 +12,52 @@
 #define GIVE_UPS_MAX 30u /* of a step */
 
 const struct sim_scenario sim_scenarios[] = {
-    { "calm", 0 },
-    { "network", NETWORK | SIM_PARTITION | SIM_RESET },
-    { "workers", SIM_REORDER | SIM_KILL_WORKER | SIM_LEAVE },
-    { "daemons", SIM_REORDER | SIM_KILL_DAEMON | SIM_KILL_POINT },
-    { "points", SIM_KILL_POINT },
-    { "both", NETWORK | SIM_KILL_WORKER | SIM_KILL_DAEMON | SIM_KILL_POINT | SIM_KILL_BOTH },
-    { "stalls", SIM_REORDER | SIM_STALL | SIM_SLOW | SIM_CLOCK },
-    { "jobs", SIM_REORDER | SIM_NEW_JOB | SIM_KILL_POINT | SIM_LOSS },
-    { "everything", NETWORK | SIM_KILL_WORKER | SIM_KILL_DAEMON | SIM_KILL_POINT | SIM_KILL_BOTH |
-                        SIM_NEW_JOB | SIM_STALL | SIM_PARTITION | SIM_RESET | SIM_SLOW | SIM_CLOCK |
-                        SIM_LEAVE | SIM_GIVE_UP },
-    { "resets", SIM_REORDER | SIM_GIVE_UP },
-    { "again", SIM_KILL_POINT | SIM_GIVE_UP },
+    { "calm", 0, false },
+    { "network", NETWORK | SIM_PARTITION | SIM_RESET, false },
+    { "workers", SIM_REORDER | SIM_KILL_WORKER | SIM_LEAVE, false },
+    { "daemons", SIM_REORDER | SIM_KILL_DAEMON | SIM_KILL_POINT, false },
+    { "points", SIM_KILL_POINT, false },
+    { "both", NETWORK | SIM_KILL_WORKER | SIM_KILL_DAEMON | SIM_KILL_POINT | SIM_KILL_BOTH, false },
+    { "stalls", SIM_REORDER | SIM_STALL | SIM_SLOW | SIM_CLOCK, false },
+    { "jobs", SIM_REORDER | SIM_NEW_JOB | SIM_KILL_POINT | SIM_LOSS, false },
+    { "everything",
+      NETWORK | SIM_KILL_WORKER | SIM_KILL_DAEMON | SIM_KILL_POINT | SIM_KILL_BOTH | SIM_NEW_JOB |
+          SIM_STALL | SIM_PARTITION | SIM_RESET | SIM_SLOW | SIM_CLOCK | SIM_LEAVE | SIM_GIVE_UP,
+      false },
+    { "resets", SIM_REORDER | SIM_GIVE_UP, false },
+    { "again", SIM_KILL_POINT | SIM_GIVE_UP, false },
     { "worst",
-      NETWORK | SIM_KILL_WORKER | SIM_KILL_DAEMON | SIM_KILL_POINT | SIM_KILL_BOTH | SIM_GIVE_UP },
-    { "keeper", SIM_REORDER | SIM_KILL_WORKER | SIM_KILL_DAEMON | SIM_KEEPER },
+      NETWORK | SIM_KILL_WORKER | SIM_KILL_DAEMON | SIM_KILL_POINT | SIM_KILL_BOTH | SIM_GIVE_UP,
+      false },
+    { "replicas",
+      NETWORK | SIM_KILL_WORKER | SIM_KILL_DAEMON | SIM_KILL_POINT | SIM_KILL_BOTH | SIM_STALL |
+          SIM_PARTITION | SIM_RESET | SIM_SLOW | SIM_CLOCK | SIM_LEAVE | SIM_NEW_JOB | SIM_GIVE_UP,
+      true },
+    { "hosts", SIM_REORDER | SIM_HOST | SIM_ARBITER, true },
+    { "links", SIM_REORDER | SIM_RESET | SIM_CUT | SIM_ARBITER, true },
+    { "split",
+      NETWORK | SIM_KILL_WORKER | SIM_KILL_DAEMON | SIM_KILL_POINT | SIM_KILL_BOTH | SIM_STALL |
+          SIM_PARTITION | SIM_RESET | SIM_SLOW | SIM_CLOCK | SIM_LEAVE | SIM_NEW_JOB | SIM_HOST |
+          SIM_CUT | SIM_ARBITER,
+      true },
+    { "halves", SIM_REORDER | SIM_STALL | SIM_PARTITION | SIM_GIVE_UP | SIM_HOST | SIM_CUT, true },
+    { "keeper", SIM_REORDER | SIM_KILL_WORKER | SIM_KILL_DAEMON | SIM_KEEPER, false },
 };
 const uint32_t sim_scenario_count = ARRAY_SIZE(sim_scenarios);
+
+/* See sim_replica.h. */
+static void replicate(struct sim *s, struct sim_config *c)
+{
+    static const uint64_t patience[] = { S, 3 * S, 8 * S };
+    c->replicas = true;
+    c->hosts = sim_chance(s, 600) ? 2 : 3;
+    c->patience_ns = patience[sim_below(s, ARRAY_SIZE(patience))];
+    c->puts = c->sets = c->guests = c->rewinds = false;
+    if ((c->faults & SIM_CUT) != 0)
+        c->hosts = 2;
+    if (c->guard == SIM_GUARD_UNITS)
+        c->guard = SIM_GUARD_SCORES;
+}
 
 struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t seed)
 {
@@ -63,7 +91,20 @@ struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t se
         c.guard = 1 + (uint32_t)sim_below(&s, SIM_GUARDS - 1);
     if (c.guard == SIM_GUARD_SCORES && sim_chance(&s, 500))
         c.guard = SIM_GUARD_UNITS;
+    if (scenario->replicas)
+        replicate(&s, &c);
     return c;
+}
+
+void sim_config_shorten(struct sim_config *c)
+{
+    c->steps = 8;
+    c->patience_ns = S;
+    c->fault_gap_ns = 50 * MS;
+    c->kernel_ns = 100 * US;
+    c->verify = 0;
+    c->workers = c->workers > 2 ? c->workers : 3;
+    c->daemons = c->daemons > 1 ? c->daemons : 2;
 }
 
 /* -- Faults -------------------------------------------------------------------------------------
@@ -71,7 +112,7 @@ struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t se
 
 static struct sim_daemon *some_daemon(struct sim *s)
 {
-    return &s->daemon[sim_below(s, s->config.daemons)];
+    return &s->daemon[sim_below(s, sim_members(s))];
 }
 
 static struct sim_worker *some_worker(struct sim *s)
@@ -102,7 +143,7 @@ static void kill_both(struct sim *s)
     kill_daemon(s, some_daemon(s));
     kill_worker(s, some_worker(s));
     sim_guest_fault(s);
-    for (uint32_t i = 0; all && i < s->config.daemons; i++)
+    for (uint32_t i = 0; all && i < sim_members(s); i++)
         kill_daemon(s, &s->daemon[i]);
     for (uint32_t i = 0; all && i < s->config.workers; i++)
         kill_worker(s, &s->worker[i]);
@@ -194,8 +235,9 @@ static void do_fault(struct sim *s, enum sim_fault fault)
         stall(s);
         break;
     case SIM_PARTITION:
-        s->cut_until_ns[sim_below(s, s->config.daemons)][sim_below(s, s->config.workers)] =
-            s->now_ns + fault_ns(s);
+        s->cut_until_ns[sim_below(s, sim_members(s))][sim_below(s, s->config.workers)] = s->now_ns +
+                                                                                         fault_ns(
+                                                                                             s);
         break;
     case SIM_RESET:
         reset(s);
@@ -215,6 +257,15 @@ static void do_fault(struct sim *s, enum sim_fault fault)
     case SIM_GIVE_UP:
         give_up(s);
         break;
+    case SIM_HOST:
+        sim_host_fault(s);
+        break;
+    case SIM_CUT:
+        sim_cut_fault(s);
+        break;
+    case SIM_ARBITER:
+        sim_arbiter_fault(s);
+        break;
     case SIM_LOSS:
     case SIM_DOUBLE:
     case SIM_REORDER:
@@ -233,7 +284,8 @@ static void on_fault(struct sim *s)
     if (count == 0)
         return;
     do_fault(s, kinds[sim_below(s, count)]);
-    s->last_fault_ns = s->now_ns;
+    if (s->last_fault_ns < s->now_ns) /* some last */
+        s->last_fault_ns = s->now_ns;
     const bool burst = sim_chance(s, 150);
     sim_at(s, burst ? sim_below(s, MS) : sim_below(s, 2 * s->config.fault_gap_ns),
            (struct sim_event){ .kind = EV_FAULT });
@@ -315,10 +367,10 @@ static bool held(struct sim *s, const struct sim_event *event, uint64_t until_ns
     return true;
 }
 
-/* Of owner 0, and not a message. */
+/* Of owner 0, or who has its slice, and not a message. */
 static bool is_held(const struct sim *s, const struct sim_event *event)
 {
-    const struct sim_daemon *d = s->daemon;
+    const struct sim_daemon *d = &s->daemon[event->who];
     return d->alive && event->gen == d->gen && s->now_ns < d->stalled_until_ns;
 }
 
@@ -326,7 +378,8 @@ static void to_daemon(struct sim *s, const struct sim_event *event)
 {
     struct sim_daemon *d = &s->daemon[event->who];
     const bool message = event->kind == EV_MSG, start = event->kind == EV_START_DAEMON;
-    if ((!message && event->gen != d->gen) || d->alive == start) {
+    if ((!message && event->gen != d->gen) || d->alive == start ||
+        (start && sim_is_dead(s, event->who))) {
         if (message)
             sim_msg_done(s, event->arg);
         return;
@@ -351,7 +404,7 @@ static void to_worker(struct sim *s, const struct sim_event *event)
     if (event->kind == EV_START_WORKER) {
         if (s->now_ns < s->job_ready_ns)
             sim_requeue(s, event, s->job_ready_ns);
-        else if (!w->alive && event->gen == w->gen)
+        else if (!w->alive && event->gen == w->gen && sim_hosts_place(s, w))
             sim_worker_start(s, w);
         return;
     }
@@ -399,11 +452,16 @@ static void dispatch(struct sim *s, const struct sim_event *event)
     case EV_GUEST_GONE:
         to_daemon(s, event);
         return;
+    case EV_HOSTS:
+        sim_hosts_event(s);
+        return;
     case EV_ANSWER:
     case EV_GUEST:
     case EV_GUEST_AGAIN:
         sim_guest_event(s, event);
         return;
+    case EV_LOOK:
+    case EV_CLAIM:
     case EV_WAKE:
     case EV_COMPUTED:
     case EV_RESEND:
@@ -418,8 +476,10 @@ static bool finished(const struct sim *s)
 {
     if (sim_line(s)->decided < s->config.steps)
         return false;
-    for (uint32_t i = 0; i < s->config.daemons; i++) {
+    for (uint32_t i = 0; i < sim_members(s); i++) {
         const struct sim_daemon *d = &s->daemon[i];
+        if (sim_is_out(s, i) || (sim_is_dead(s, i) && d->commits_seen >= s->config.steps))
+            continue;
         if (!d->alive || step_now(d->core) < s->config.steps || sim_back_busy(&d->back) ||
             d->back.era != s->era)
             return false;
@@ -448,7 +508,8 @@ static void loop(struct sim *s)
 static void begin(struct sim *s)
 {
     sim_begin_model(s);
-    for (uint32_t i = 0; i < s->config.daemons; i++) {
+    sim_hosts_begin(s);
+    for (uint32_t i = 0; i < sim_members(s); i++) {
         s->daemon[i].fresh = true;
         sim_at(s, sim_below(s, 10 * MS), (struct sim_event){ .kind = EV_START_DAEMON, .who = i });
     }

@@ -11,7 +11,7 @@ static struct verify_shape shape_of(const struct sim *s, const struct sim_daemon
 {
     struct verify_shape shape = { .every = s->config.verify,
                                   .units = s->config.units,
-                                  .first = d == s->daemon,
+                                  .first = sim_owner_index(s, d) == 0,
                                   .blind = !fresh };
     for (uint32_t u = 0; u < s->config.units; u++)
         shape.trained += !s->frozen[u];
@@ -41,6 +41,8 @@ static void check_found(struct sim *s, const struct sim_daemon *d,
 {
     const struct verify_worker *a = &found->worker[0], *b = &found->worker[1];
     const uint32_t owner = sim_daemon_index(s, d);
+    if (sim_is_out(s, owner))
+        return; /* nobody has told it which steps are over */
     s->result.named++;
     if (is_wrong(s, a) == is_wrong(s, b))
         sim_broken(s, "named", owner, (uint32_t)b->pid - 1,
@@ -70,8 +72,8 @@ void sim_verify_return(struct sim *s, struct sim_daemon *d, const struct sim_ses
 
 void sim_verify_check_end(struct sim *s)
 {
-    for (uint32_t i = 0; i < s->config.daemons; i++) {
-        if (s->daemon[i].verify == NULL)
+    for (uint32_t i = 0; i < sim_members(s); i++) {
+        if (s->daemon[i].verify == NULL || sim_is_out(s, i))
             continue;
         const struct verify_state *v = verify_look(s->daemon[i].verify);
         s->result.compared += v->compared;

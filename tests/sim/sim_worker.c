@@ -56,22 +56,40 @@ static void begin_again(struct sim *s, struct sim_worker *w, uint64_t attempt)
     w->attempt = attempt;
     w->computed = w->spoilt_from = 0;
     w->asking = w->gives_up = false;
+    w->told_reset = w->told_reset && !s->config.replicas;
     s->must_give_up[sim_worker_index(s, w)] = 0;
     sim_worker_enter(s, w, WORK_BOARD);
 }
 
+static void reset_refused(struct sim *s, struct sim_worker *w)
+{
+    const uint32_t i = sim_worker_index(s, w);
+    if (s->must_give_up[i] == w->attempt)
+        sim_broken(s, "P2", SIM_NOBODY, i, "step %llu is committed with what was not all returned",
+                   (unsigned long long)w->step);
+    begin_turn(s, w);
+}
+
 static bool run_resetting(struct sim *s, struct sim_worker *w)
 {
-    for (uint32_t o = 0; o < s->config.daemons; o++) {
+    while (!w->agreed && w->ask_owner < sim_members(s) &&
+           sim_is_gone(w, w->view.at[w->ask_owner])) /* it refuses nothing */
+        w->ask_owner = sim_next_member(s, w, w->ask_owner);
+    if (w->ask_owner == sim_members(s)) {
+        reset_refused(s, w);
+        return true;
+    }
+    for (uint32_t m = 0; m < sim_members(s); m++) {
+        const uint32_t o = w->view.at[m];
         const struct sim_request q = {
             .kind = SIM_RESET_STEP, .step = w->step, .attempt = w->wanted, .agreed = w->agreed
         };
-        if (!w->link[o].up || (w->told >> o & 1) != 0 || (!w->agreed && o != w->ask_owner))
+        if (!w->link[o].up || (w->told >> o & 1) != 0 || (!w->agreed && m != w->ask_owner))
             continue;
         w->told |= 1u << o;
         sim_link_ask(s, w, o, &q, 0);
     }
-    if (w->followed + 1 < 1u << s->config.daemons)
+    if ((w->followed & sim_all(s, w)) != sim_all(s, w))
         return false;
     begin_again(s, w, w->wanted);
     return true;
@@ -99,14 +117,11 @@ static void reset_reply(struct sim *s, struct sim_worker *w, const struct sim_ms
         w->agreed = true;
         w->told = 0;
         w->wanted = r->reset.attempt;
-    } else if (r->reset.answer == STEP_RESET_PROMISED && w->ask_owner + 1 < s->config.daemons) {
-        w->ask_owner++;
-    } else if (s->must_give_up[msg->worker] == w->attempt) {
-        sim_broken(s, "P2", SIM_NOBODY, msg->worker,
-                   "step %llu is committed with what was not all returned",
-                   (unsigned long long)w->step);
+    } else if (r->reset.answer == STEP_RESET_PROMISED &&
+               sim_next_member(s, w, w->ask_owner) < sim_members(s)) {
+        w->ask_owner = sim_next_member(s, w, w->ask_owner);
     } else {
-        begin_turn(s, w);
+        reset_refused(s, w);
     }
 }
 
@@ -117,12 +132,13 @@ static void look_at_attempt(struct sim *s, struct sim_worker *w)
     bool apart;
     if (sim_back_seen(s, &apart).attempt > w->rewound)
         return; /* that comes first */
-    for (uint32_t o = 0; o < s->config.daemons; o++)
-        if (s->daemon[o].board_attempt > attempt)
-            attempt = s->daemon[o].board_attempt;
+    for (uint32_t m = 0; m < s->config.daemons; m++)
+        if (sim_member(s, w, m)->board_attempt > attempt)
+            attempt = sim_member(s, w, m)->board_attempt;
     if (w->work < WORK_BOARD || w->work >= WORK_RESETTING || w->attempt == 0 ||
         (w->work == WORK_PUTTING && w->put_begun) ||
-        (w->work == WORK_TURN && turn_state(w->turn) != TURN_PREPARING))
+        (w->work == WORK_TURN && turn_state(w->turn) != TURN_PREPARING &&
+         !(s->config.replicas && w->told_reset)))
         return;
     if (attempt > w->attempt)
         begin_again(s, w, attempt);
@@ -135,23 +151,25 @@ static void look_at_attempt(struct sim *s, struct sim_worker *w)
 
 static void settled(struct sim *s, struct sim_worker *w, uint32_t ahead)
 {
-    const uint64_t step = w->link[ahead].layout.step;
+    const struct sim_layout *at = SIM_BUG(86) ? &w->link[w->view.at[ahead]].layout : &w->settles;
+    const uint64_t step = w->settles.step;
     w->step = step;
-    w->has_last = w->link[ahead].layout.has_decision;
-    w->last = w->link[ahead].layout.decision;
+    w->has_last = at->has_decision;
+    w->last = at->decision;
     w->computed = UINT32_MAX;
     w->no_put = false;
     w->attempt = 0;
     bool apart;
     w->rewound = SIM_BUG(71) ? sim_back_seen(s, &apart).attempt : w->seen;
     w->settled_step = step;
-    for (uint32_t o = 0; o < s->config.daemons; o++)
-        if (w->link[o].layout.attempt > w->attempt)
+    for (uint32_t o = 0; o < sim_members(s); o++)
+        if (!sim_is_gone(w, o) && w->link[o].layout.attempt > w->attempt)
             w->attempt = w->link[o].layout.attempt;
     if (s->kept_lost && step + 1 < sim_line(s)->decided)
         sim_lost(s, "the model begins anew: its user is told the step");
-    for (uint32_t o = 0; o < s->config.daemons; o++)
-        w->computed &= w->link[o].layout.step == step && w->link[o].layout.attempt == w->attempt
+    for (uint32_t o = 0; o < sim_members(s); o++)
+        w->computed &= sim_is_gone(w, o) || SIM_BUG(87) ? UINT32_MAX
+                       : w->link[o].layout.step == step && w->link[o].layout.attempt == w->attempt
                            ? w->link[o].layout.in
                            : 0;
     if (s->must_give_up[sim_worker_index(s, w)] == w->attempt)
@@ -162,9 +180,11 @@ static void settled(struct sim *s, struct sim_worker *w, uint32_t ahead)
 
 static void look_again(struct sim *s, struct sim_worker *w)
 {
-    if (++w->looks > LOOKS_MAX)
+    if (++w->looks > LOOKS_MAX && !sim_view_news(s, w))
         sim_lost(s, "owners that were not run together");
-    for (uint32_t o = 0; o < s->config.daemons; o++)
+    if (!w->alive)
+        return;
+    for (uint32_t o = 0; o < sim_members(s); o++)
         w->link[o].layout_new = false;
     sim_worker_enter(s, w, WORK_LOOKING);
 }
@@ -175,8 +195,8 @@ static bool look_back(struct sim *s, struct sim_worker *w)
     bool apart, again = false;
     const struct rewind_seen seen = sim_back_seen(s, &apart);
     w->seen = seen.attempt;
-    for (uint32_t o = 0; o < s->config.daemons; o++)
-        again = again || w->link[o].layout.attempt < seen.attempt;
+    for (uint32_t o = 0; o < sim_members(s); o++)
+        again = again || (!sim_is_gone(w, o) && w->link[o].layout.attempt < seen.attempt);
     if (apart)
         sim_return_follow(s, w);
     else if (again)
@@ -187,33 +207,35 @@ static bool look_back(struct sim *s, struct sim_worker *w)
 static bool run_settle(struct sim *s, struct sim_worker *w)
 {
     uint64_t min = UINT64_MAX, max = 0;
-    uint32_t ahead = 0;
-    for (uint32_t o = 0; o < s->config.daemons; o++) {
-        const struct sim_link *l = &w->link[o];
+    uint32_t ahead = 0, behind = 0;
+    for (uint32_t m = 0; m < sim_members(s); m++) {
+        const struct sim_link *l = &w->link[w->view.at[m]];
+        if (sim_is_gone(w, w->view.at[m]) || (SIM_BUG(87) && m >= s->config.daemons))
+            continue;
         if (!l->layout_new)
             return false;
+        behind = l->layout.step < min ? m : behind;
         min = l->layout.step < min ? l->layout.step : min;
-        if (l->layout.step > max) {
+        if (m == 0 || l->layout.step > max) {
             max = l->layout.step;
-            ahead = o;
+            ahead = m;
         }
     }
+    w->settles = w->link[w->view.at[ahead]].layout;
     if (look_back(s, w))
         return true;
     if (min == max) {
         w->looks = 0;
         settled(s, w, ahead);
     } else if (min + 1 == max) {
-        uint32_t behind = 0;
-        while (w->link[behind].layout.step != min)
-            behind++;
-        const struct sim_layout *at = &w->link[behind].layout;
+        const struct sim_layout *at = &w->link[w->view.at[behind]].layout;
         struct turn_update u = sim_update_of(s, min, w->job,
                                              at->has_decision ? &at->decision : NULL);
         u.recorded_only = true;
         u.norms = w->unit_norms;
-        for (uint32_t o = 0; o < s->config.daemons; o++)
+        for (uint32_t o = 0; o < sim_members(s); o++)
             w->owns[o] = SIM_BUG(72) ? 0 : w->link[o].layout.attempt;
+        w->settles_gone = w->view.gone;
         w->step = min;
         w->ask_owner = ahead;
         turn_begin(w->turn, min, &u);
@@ -226,7 +248,7 @@ static bool run_settle(struct sim *s, struct sim_worker *w)
 
 static bool run_looking(struct sim *s, struct sim_worker *w)
 {
-    for (uint32_t o = 0; o < s->config.daemons; o++) {
+    for (uint32_t o = 0; o < sim_members(s); o++) {
         struct sim_link *l = &w->link[o];
         if (!l->up || l->layout_new || l->layout_asked)
             continue;
@@ -261,6 +283,10 @@ static void begin_computing(struct sim *s, struct sim_worker *w)
         sim_chance(s, 50))
         w->spoilt_from = 1 + (uint32_t)sim_below(s, s->config.units);
     w->computed |= 1u << w->micro;
+    w->view.early = false;
+    for (uint32_t m = 0; s->config.replicas && m < s->config.daemons; m++)
+        for (uint32_t u = 0; u < s->config.units; u++)
+            w->view.early = w->view.early || sim_member(s, w, m)->board[u] < w->step;
     w->returning.wanted = s->config.rewinds && sim_chance(s, 10);
     sim_worker_enter(s, w, WORK_COMPUTING);
     sim_worker_after(s, w, ns, EV_COMPUTED, w->step << 8 | w->micro);
@@ -286,9 +312,9 @@ static bool run_board(struct sim *s, struct sim_worker *w)
         sim_worker_enter(s, w, WORK_FINISHED);
         return false;
     }
-    for (uint32_t o = 0; o < s->config.daemons; o++)
+    for (uint32_t m = 0; m < s->config.daemons; m++)
         for (uint32_t u = 0; u < s->config.units; u++)
-            if (s->daemon[o].board[u] < w->step || s->daemon[o].back.unpublished)
+            if (sim_member(s, w, m)->board[u] < w->step || sim_member(s, w, m)->back.unpublished)
                 return false;
     next_work(s, w);
     return true;
@@ -370,13 +396,20 @@ static void put_answered(struct sim *s, struct sim_worker *w, const struct sim_m
 
 static bool run_leasing(struct sim *s, struct sim_worker *w)
 {
-    if (w->asking || !w->link[w->ask_owner].up)
+    if (!w->asking && sim_is_gone(w, w->view.at[w->ask_owner])) /* it has nothing to hand out */
+        w->ask_owner = sim_next_member(s, w, w->ask_owner);
+    if (w->ask_owner == sim_members(s)) {
+        begin_turn(s, w);
+        return true;
+    }
+    if (w->asking || !w->link[w->view.at[w->ask_owner]].up)
         return false;
     const struct sim_request request = { .kind = SIM_LEASE,
                                          .step = w->step,
                                          .attempt = w->attempt };
     w->asking = true;
-    sim_link_ask(s, w, w->ask_owner, &request, 0);
+    w->asked = w->ask_owner;
+    sim_link_ask(s, w, w->view.at[w->ask_owner], &request, 0);
     return false;
 }
 
@@ -392,9 +425,9 @@ static void leased(struct sim *s, struct sim_worker *w, const struct sim_reply *
         begin_computing(s, w);
         return;
     }
-    if (r->lease == LEASE_ALL_IN)
-        w->ask_owner++;
-    if (r->lease != LEASE_ALL_IN || w->ask_owner == s->config.daemons)
+    if (r->lease == LEASE_ALL_IN && (w->ask_owner == w->asked || SIM_BUG(83)))
+        w->ask_owner = sim_next_member(s, w, w->ask_owner); /* else it begins again at owner 0 */
+    if (r->lease != LEASE_ALL_IN || w->ask_owner == sim_members(s))
         begin_turn(s, w);
 }
 
@@ -403,43 +436,50 @@ static void computed(struct sim *s, struct sim_worker *w, uint64_t what)
 {
     if (w->work != WORK_COMPUTING || what != (w->step << 8 | w->micro))
         return;
-    w->torn = false;
-    for (uint32_t o = 0; o < s->config.daemons; o++) {
-        w->link[o].give_unit = s->config.units;
+    w->torn = w->view.early;
+    w->view.give_unit = s->config.units;
+    w->view.give_at = 0;
+    for (uint32_t m = 0; m < s->config.daemons; m++) {
+        const struct sim_daemon *d = sim_member(s, w, m);
+        w->link[m].give_unit = s->config.units;
         for (uint32_t u = 0; u < s->config.units; u++)
-            w->torn = w->torn || s->daemon[o].board[u] > w->step;
-        w->torn = w->torn || s->daemon[o].back.unpublished ||
-                  s->daemon[o].back.board.attempt > w->rewound;
+            w->torn = w->torn || d->board[u] > w->step ||
+                      (s->config.replicas && d->board[u] < w->step);
+        w->torn = w->torn || d->back.unpublished || d->back.board.attempt > w->rewound ||
+                  d->stray.is || d->stray.wrong;
     }
     sim_worker_enter(s, w, WORK_RETURNING);
+}
+
+/* A unit's gradient to one owner; false: its slots have no room. */
+bool sim_worker_give(struct sim *s, struct sim_worker *w, uint32_t owner, uint32_t unit)
+{
+    const struct sim_batch data = { w->step, w->rewound, sim_worker_micros(s, w) };
+    struct sim_request q = {
+        .kind = SIM_RETURN, .step = w->step, .unit = unit, .micro = w->micro, .attempt = w->attempt
+    };
+    q.none = sim_none(s, data, w->micro, unit);
+    if (!q.none && !sim_link_take_slot(&w->link[owner], &q.slot))
+        return false;
+    const uint64_t tag = sim_tag(s, data, w->micro, unit);
+    if (w->spoilt_from > 0 && w->step == sim_line(s)->decided) { /* else it comes too late */
+        s->spoilt[sim_round(w->step, w->attempt)] = true;
+        s->must_give_up[sim_worker_index(s, w)] = w->attempt;
+    }
+    sim_link_ask(s, w, owner, &q, w->torn || w->spoilt_from > 0 ? sim_mix(tag, s->now_ns) : tag);
+    return true;
 }
 
 /* Hand over to one owner what its slots have room for; true: everything. */
 static bool give(struct sim *s, struct sim_worker *w, uint32_t owner)
 {
     struct sim_link *l = &w->link[owner];
-    const struct sim_batch data = { w->step, w->rewound, sim_worker_micros(s, w) };
     for (; l->give_unit > w->spoilt_from; l->give_unit--) {
         const uint32_t unit = l->give_unit - 1;
-        struct sim_request q = { .kind = SIM_RETURN,
-                                 .step = w->step,
-                                 .unit = unit,
-                                 .micro = w->micro,
-                                 .attempt = w->attempt };
         if (s->frozen[unit])
             continue;
-        if (!l->up)
+        if (!l->up || !sim_worker_give(s, w, owner, unit))
             return false;
-        q.none = sim_none(s, data, w->micro, unit);
-        if (!q.none && !sim_link_take_slot(l, &q.slot))
-            return false;
-        const uint64_t tag = sim_tag(s, data, w->micro, unit);
-        if (w->spoilt_from > 0 && w->step == sim_line(s)->decided) { /* else it comes too late */
-            s->spoilt[sim_round(w->step, w->attempt)] = true;
-            s->must_give_up[sim_worker_index(s, w)] = w->attempt;
-        }
-        sim_link_ask(s, w, owner, &q,
-                     w->torn || w->spoilt_from > 0 ? sim_mix(tag, s->now_ns) : tag);
     }
     return true;
 }
@@ -450,8 +490,10 @@ static bool run_returning(struct sim *s, struct sim_worker *w)
     for (uint32_t o = 0; o < s->config.daemons; o++)
         if (s->daemon[o].back.unpublished && !SIM_BUG(73))
             return false; /* what it has is perhaps of no step: where does the model go? */
-    for (uint32_t o = 0; o < s->config.daemons; o++)
+    for (uint32_t o = 0; !s->config.replicas && o < s->config.daemons; o++)
         all = give(s, w, o) && all;
+    if (s->config.replicas)
+        all = sim_view_give(s, w);
     if (all && w->spoilt_from > 0) {
         begin_reset(s, w);
         return true;
@@ -478,10 +520,12 @@ static void turn_requests(struct sim *s, struct sim_worker *w)
 {
     uint32_t owner;
     enum turn_kind kind;
-    while (turn_next(w->turn, &owner, &kind) && w->link[owner].up) {
+    while (turn_next(w->turn, &owner, &kind) &&
+           (s->config.replicas || w->link[w->view.at[owner]].up)) {
+        const uint32_t at = w->view.at[owner];
         struct sim_request q = { .kind = kind == TURN_PREPARE ? SIM_PREPARE : SIM_COMMIT,
                                  .step = turn_step(w->turn),
-                                 .attempt = w->work == WORK_SETTLING ? w->owns[owner] : w->attempt,
+                                 .attempt = w->work == WORK_SETTLING ? w->owns[at] : w->attempt,
                                  .blob = sim_mix(turn_step(w->turn), 77) };
         q.put_line = w->work == WORK_SETTLING ? w->seen : w->rewound;
         if (kind == TURN_COMMIT)
@@ -490,9 +534,9 @@ static void turn_requests(struct sim *s, struct sim_worker *w)
             q.norm = turn_norm(w->turn);
         else
             q.unit_sums = turn_unit_sums(w->turn);
-        if (kind == TURN_COMMIT && owner == 0)
+        if (kind == TURN_COMMIT && owner % s->config.daemons == 0)
             tell_norms(w, &q);
-        sim_link_ask(s, w, owner, &q, 0);
+        sim_link_ask(s, w, at, &q, 0);
         turn_asked(w->turn, owner, kind);
     }
 }
@@ -503,10 +547,16 @@ static bool run_turn(struct sim *s, struct sim_worker *w)
     const bool done = turn_state(w->turn) == TURN_DONE;
     if (done)
         sim_link_forget_turn(w); /* of a put Prepare was not answered by all */
+    if (done)
+        sim_view_check_done(s, w, turn_step(w->turn), turn_decision(w->turn));
     if (turn_state(w->turn) == TURN_OVER ||
         (done && w->work == WORK_TURN && turn_decided(w->turn).over)) {
         sim_link_forget_turn(w);
         look_again(s, w);
+        return true;
+    }
+    if (done && w->work == WORK_SETTLING && w->view.gone != w->settles_gone && !SIM_BUG(86)) {
+        look_again(s, w); /* in its place is another one, which has said other things */
         return true;
     }
     if (done && w->work == WORK_SETTLING) {
@@ -533,6 +583,7 @@ static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg
 {
     struct shd_err e = { 0 };
     const struct sim_reply *r = &msg->reply;
+    const uint32_t member = sim_member_of(s, w, msg->daemon);
     int status = r->status;
     if (w->work == WORK_PUTTING && (r->kind == SIM_COMMIT || r->kind == SIM_PUT)) {
         put_answered(s, w, msg);
@@ -550,10 +601,10 @@ static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg
         prepared.guard.data = (const uint8_t *)r->limits;
         prepared.unit_sums.data = r->unit_sums;
         prepared.unit_limits.data = (const uint8_t *)r->unit_limits;
-        status = turn_prepared(w->turn, msg->daemon, &prepared, &e);
+        status = turn_prepared(w->turn, member, &prepared, &e);
     }
     if (status == SHD_OK && r->kind == SIM_COMMIT)
-        status = turn_committed(w->turn, msg->daemon, &r->committed, &e);
+        status = turn_committed(w->turn, member, &r->committed, &e);
     if (status == SHD_ERESET && w->work == WORK_SETTLING) {
         sim_link_forget_turn(w);
         look_again(s, w);
@@ -565,6 +616,11 @@ static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg
         sim_link_forget_turn(w);
         sim_worker_enter(s, w, WORK_STOPPED);
         sim_worker_after(s, w, STOPPED_NS, EV_WAKE, 0);
+        return;
+    }
+    if (sim_view_contradicts(s, w, status) && sim_view_news(s, w)) {
+        sim_link_forget_turn(w);
+        look_again(s, w);
         return;
     }
     if (s->kept_lost)
@@ -581,7 +637,7 @@ static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg
 static void run(struct sim *s, struct sim_worker *w)
 {
     bool again = true;
-    while (again) {
+    while (again && w->alive) {
         if (sim_return_look(s, w))
             continue;
         look_at_attempt(s, w);
@@ -689,6 +745,8 @@ void sim_worker_event(struct sim *s, struct sim_worker *w, const struct sim_even
         computed(s, w, event->arg);
     else if (event->kind == EV_RESEND)
         sim_link_resend(s, w);
+    else if (event->kind == EV_LOOK || event->kind == EV_CLAIM)
+        sim_view_event(s, w, event);
     if (w->alive)
         run(s, w);
 }
@@ -699,16 +757,23 @@ void sim_worker_event(struct sim *s, struct sim_worker *w, const struct sim_even
 void sim_worker_start(struct sim *s, struct sim_worker *w)
 {
     const uint64_t gen = w->gen;
+    const uint32_t host = w->view.host;
     memset(w, 0, sizeof *w);
     w->gen = gen;
+    w->view.host = host;
+    if (!sim_view_begin(s, w)) {
+        sim_worker_after(s, w, 500 * MS, EV_START_WORKER, 0);
+        return;
+    }
     w->alive = true;
     w->job = s->job + (s->config.apart ? sim_worker_index(s, w) : 0);
     w->eager = sim_chance(s, 500);
     w->heedless = s->config.puts && sim_chance(s, 300);
-    CHECK(turn_bytes(SIM_DAEMONS) <= sizeof w->turn_memory);
-    w->turn = turn_init(w->turn_memory, s->config.daemons);
+    CHECK(turn_bytes(SIM_MEMBERS) <= sizeof w->turn_memory);
+    w->turn = turn_init(w->turn_memory, s->config.daemons, sim_members(s));
+    sim_view_start(s, w);
     sim_worker_enter(s, w, WORK_ATTACHING);
-    for (uint32_t o = 0; o < s->config.daemons; o++)
+    for (uint32_t o = 0; o < sim_members(s); o++)
         sim_worker_after(s, w, sim_below(s, MS), EV_ATTACH, o);
     sim_worker_after(s, w, SIM_RESEND_NS, EV_RESEND, 0);
 }
@@ -716,7 +781,7 @@ void sim_worker_start(struct sim *s, struct sim_worker *w)
 static void end(struct sim *s, struct sim_worker *w)
 {
     const uint32_t i = sim_worker_index(s, w);
-    for (uint32_t o = 0; o < s->config.daemons; o++) {
+    for (uint32_t o = 0; o < sim_members(s); o++) {
         const struct sim_msg msg = { .to_daemon = true,
                                      .daemon = o,
                                      .worker = i,
@@ -742,7 +807,7 @@ void sim_worker_leave(struct sim *s, struct sim_worker *w)
 {
     const struct sim_request request = { .kind = SIM_DETACH };
     sim_note(s, "worker leaves", SIM_NOBODY, sim_worker_index(s, w), w->step, 0, 0);
-    for (uint32_t o = 0; o < s->config.daemons; o++)
+    for (uint32_t o = 0; o < sim_members(s); o++)
         if (w->link[o].up)
             sim_link_send(s, w, o, ++w->link[o].seq, &request);
     end(s, w);

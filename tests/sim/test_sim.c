@@ -1,10 +1,10 @@
 /* Millions of random events on the cores; see sim.h. As a tool:
  *
- *     test_sim --scenario NAME [--seed S] [--events N] [--back] [--trace]
+ *     test_sim --scenario NAME [--seed S] [--events N] [--hosts N] [--back] [--short] [--trace]
  *
  * runs seeds from S on until N events have happened, or until something breaks; --back: of models
- * that go back, and that nobody looks at. What breaks is shrunk: with as few kinds of faults,
- * steps, daemons and workers as still show it. */
+ * that go back, and that nobody looks at; --short: of few steps with many faults. What breaks is
+ * shrunk: with as few kinds of faults, steps, daemons and workers as still show it. */
 #include <stdlib.h>
 #include <time.h>
 
@@ -25,9 +25,9 @@ static void print_config(const struct sim_config *c)
                                           ", bad batches that stop it", ", guard of units" };
     fprintf(stderr,
             "seed %" PRIu64 ": %" PRIu32 " daemons, %" PRIu32 " workers, %" PRIu32
-            " units, %" PRIu32 " micro-batches, %" PRIu32
-            " steps, %s%s%s%s%s%s%s%s%s, faults %#" PRIx32 "\n",
-            c->seed, c->daemons, c->workers, c->units, c->micros, c->steps,
+            " units, %" PRIu32 " micro-batches, %" PRIu32 " steps, %" PRIu32
+            " hosts, %s%s%s%s%s%s%s%s%s, faults %#" PRIx32 "\n",
+            c->seed, c->daemons, c->workers, c->units, c->micros, c->steps, c->hosts,
             c->lease ? "leases" : "ranks", c->puts ? ", puts" : "", c->apart ? ", rates apart" : "",
             c->sets ? ", sets" : "", c->guests ? ", guests" : "", guards[c->guard],
             c->ramp ? ", ramp" : "", c->rewinds ? ", rewinds" : "",
@@ -81,7 +81,8 @@ static void report(const struct sim_scenario *scenario, const struct sim_config 
 
 struct runs {
     uint64_t seed, events; /* from seed on, for so many */
-    bool back, trace;
+    uint32_t hosts;        /* with replicas; 0: as the seed has it */
+    bool back, brief, trace;
 };
 
 /* False: something broke, and was reported. */
@@ -94,6 +95,9 @@ static bool run_seeds(const struct sim_scenario *scenario, const struct runs *ru
         struct sim_config c = sim_config_of(scenario, last);
         c.rewinds = c.rewinds || runs->back;
         c.guests = c.guests && !runs->back;
+        if (runs->brief)
+            sim_config_shorten(&c);
+        c.hosts = c.replicas && runs->hosts > 0 ? runs->hosts : c.hosts;
         const struct sim_result r = sim_run(&c, runs->trace);
         events += r.events;
         kills += r.kills;
@@ -131,11 +135,44 @@ TEST(nothing_is_lost_counted_twice_or_stuck_whatever_happens)
 {
     uint64_t lost;
     for (uint32_t i = 0; i < sim_scenario_count; i++) {
-        if ((sim_scenarios[i].faults & SIM_KEEPER) != 0)
+        if ((sim_scenarios[i].faults & SIM_KEEPER) != 0 || sim_scenarios[i].replicas)
             continue;
         EXPECT(run_scenario(&sim_scenarios[i], SEED, EVENTS, &lost));
         EXPECT_EQ(lost, 0);
     }
+}
+
+/* Promises R1 to R5 of sim_replica.h. */
+TEST(training_goes_on_with_one_result_whichever_host_is_lost_or_cut_off)
+{
+    uint64_t lost;
+    for (uint32_t i = 0; i < sim_scenario_count; i++) {
+        if (!sim_scenarios[i].replicas)
+            continue;
+        EXPECT(run_scenario(&sim_scenarios[i], SEED, EVENTS / 4, &lost));
+        EXPECT_EQ(lost, 0);
+    }
+}
+
+/* What a host that is lost takes with it changes no bit, nor does who goes on alone. */
+TEST(result_with_a_host_lost_is_that_of_a_run_in_which_none_is)
+{
+    static const char *const names[] = { "hosts", "links", "halves" };
+    struct sim_result all = { .outs = 0 };
+    for (uint64_t seed = 1; seed <= 90; seed++) {
+        struct sim_config c = sim_config_of(find(names[seed % ARRAY_SIZE(names)]), seed);
+        sim_config_shorten(&c);
+        c.apart = false;
+        const struct sim_result r = sim_run(&c, false);
+        if (r.outcome != SIM_DONE || r.digest != sim_expected_digest(&c))
+            print_config(&c);
+        EXPECT(r.outcome == SIM_DONE && r.digest == sim_expected_digest(&c));
+        all.outs += r.outs;
+        all.succeeded += r.succeeded;
+    }
+    printf("  %" PRIu64 " hosts out, %" PRIu64 " times an owner's replica took its place\n",
+           all.outs, all.succeeded);
+    EXPECT(all.outs > 20 && all.succeeded > 40);
 }
 
 static bool all_killed_at(const char *const *names, size_t count)
@@ -361,8 +398,9 @@ TEST(same_seed_gives_the_same_run)
 
 static int usage(void)
 {
-    fprintf(stderr,
-            "test_sim --scenario NAME [--seed S] [--events N] [--back] [--trace]\nscenarios:");
+    fprintf(stderr, "test_sim --scenario NAME [--seed S] [--events N] [--hosts 2|3] [--back] "
+                    "[--short] [--trace]\n"
+                    "scenarios:");
     for (uint32_t i = 0; i < sim_scenario_count; i++)
         fprintf(stderr, " %s", sim_scenarios[i].name);
     fputc('\n', stderr);
@@ -378,13 +416,17 @@ static int tool(int argc, char **argv)
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         const bool trace = strcmp(argv[i], "--trace") == 0, back = strcmp(argv[i], "--back") == 0;
         runs.trace = runs.trace || trace;
+        const bool brief = strcmp(argv[i], "--short") == 0;
         runs.back = runs.back || back;
-        if (trace || back)
+        runs.brief = runs.brief || brief;
+        if (trace || back || brief)
             continue;
         if (strcmp(argv[i], "--scenario") == 0)
             scenario = find(value);
         else if (strcmp(argv[i], "--seed") == 0)
             runs.seed = strtoull(value, NULL, 0);
+        else if (strcmp(argv[i], "--hosts") == 0 && value[0] >= '2' && value[0] <= '3')
+            runs.hosts = (uint32_t)value[0] - '0';
         else if (strcmp(argv[i], "--events") == 0)
             runs.events = strtoull(value, NULL, 0);
         else

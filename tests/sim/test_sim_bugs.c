@@ -37,6 +37,54 @@ static void is_put_and_verified(struct sim_config *c)
     c->fault_gap_ns = 20 * MS;
 }
 
+static void is_apart(struct sim_config *c)
+{
+    sim_config_shorten(c);
+    c->apart = true;
+}
+
+/* What is sent again takes longer than to put a host out. */
+static void loses_leased(struct sim_config *c)
+{
+    sim_config_shorten(c);
+    c->lease = true;
+    c->workers = 2;
+    c->daemons = 3;
+    c->faults = SIM_REORDER | SIM_LOSS | SIM_PARTITION | SIM_HOST;
+}
+
+static void loses_settling(struct sim_config *c)
+{
+    c->patience_ns = S;
+    c->faults = SIM_REORDER | SIM_LOSS | SIM_DOUBLE | SIM_KILL_WORKER | SIM_KILL_DAEMON |
+                SIM_RESET | SIM_NEW_JOB | SIM_HOST | SIM_CUT | SIM_ARBITER;
+}
+
+static void is_tiny(struct sim_config *c)
+{
+    c->steps = 4;
+    c->micros = 1;
+    c->units = 2;
+    c->daemons = c->workers = 4;
+    c->patience_ns = S;
+    c->ramp = false;
+    c->verify = 0;
+}
+
+static void stalls(struct sim_config *c)
+{
+    sim_config_shorten(c);
+    c->kernel_ns = 20 * MS;
+    c->faults = SIM_STALL | SIM_HOST;
+}
+
+static void is_guarded(struct sim_config *c)
+{
+    sim_config_shorten(c);
+    c->steps = 16;
+    c->guard = SIM_GUARD_SCORES;
+}
+
 /* Seeds 1, 2, … until it is found; the promise it breaks is one of those named. change: what of a
  * seed's model is to be otherwise; NULL: nothing. */
 static void find(uint32_t bug, const char *scenario, const char *promises,
@@ -342,6 +390,61 @@ static void puts_and_goes_back(struct sim_config *c)
 TEST(put_of_before_a_rewind_that_begins_behind_it_is_found)
 {
     find(76, "stalls", "CHECK P1 P4", puts_and_goes_back);
+}
+
+TEST(decision_of_a_lost_owner_0_that_counts_is_found)
+{
+    find(79, "links", "P1 P2 P4 R1 R3", is_apart);
+}
+
+TEST(commit_to_owner_0s_replica_with_the_others_is_found)
+{
+    find(80, "links", "P1 P3 P4 R1", is_apart);
+}
+
+TEST(leases_that_go_on_behind_a_lost_owner_are_found)
+{
+    find(81, "split", "P4", loses_leased);
+}
+
+TEST(succession_before_the_replica_has_come_as_far_is_found)
+{
+    find(82, "split", "P1 P2 P3 P4 R1", stalls);
+}
+
+TEST(answer_taken_for_that_of_another_owner_is_found)
+{
+    find(83, "split", "P4", loses_leased);
+}
+
+TEST(view_changed_whatever_it_is_is_found)
+{
+    find(84, "links", "P1 P2 P3 P4 R1 R2", sim_config_shorten);
+}
+
+TEST(gradient_told_to_owners_first_is_found)
+{
+    find(85, "hosts", "P4", sim_config_shorten);
+}
+
+TEST(settling_on_what_another_one_said_is_found)
+{
+    find(86, "split", "P1 P2 P3 P4", loses_settling);
+}
+
+TEST(replicas_left_out_of_settling_are_found)
+{
+    find(87, "replicas", "P1 P2 P3 P4 R1", NULL);
+}
+
+TEST(limits_forgotten_with_a_lost_owner_0_are_found)
+{
+    find(89, "hosts", "P1", is_guarded);
+}
+
+TEST(record_asked_for_of_a_lost_owner_is_found)
+{
+    find(90, "split", "P4", is_tiny);
 }
 
 TEST(going_on_with_an_owner_that_began_anew_is_found)

@@ -18,6 +18,7 @@
 #include "client/ctl/base/rundir.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
+#include "client/ctl/run/host_refill.h"
 #include "client/ctl/run/host_replicas.h"
 #include "client/ctl/run/run_flags.h"
 #include "client/ctl/run/supervise.h"
@@ -62,6 +63,11 @@ static const char host_more[] =
     "or etcd:http://HOST:PORT/PREFIX (with several members http://A:PORT,http://B:PORT/PREFIX).\n"
     "Workers here read of it in replicas.json of the runtime directory; `shardctl hosts` shows "
     "it.\n"
+    "--refill DIR, said on all hosts: when this one was lost, and is back with empty daemons, they "
+    "are\n"
+    "filled by a checkpoint in DIR, which all have at the same path, while training goes on: as "
+    "by\n"
+    "`shardctl hosts --in NAME --by DIR`, tried every 10 s. It says --files as well.\n"
     "\n"
     "examples:\n"
     "  shardctl keys new keys/cluster.json a=10.77.0.1:7100/cpu0,cpu1 b=10.77.0.2:7100/cpu2\n"
@@ -84,6 +90,7 @@ struct host {
     uint32_t all_count;
     struct run_far far;
     struct host_replicas replicas;
+    const char *refill;                                     /* borrowed: a directory; NULL: none */
     char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)]; /* of all of them */
     char name[CLUSTER_NAME_BYTES];
 };
@@ -196,8 +203,8 @@ static int list_all(const struct cluster *cluster, struct host *h, struct shd_er
 
 /* What the command line says. */
 struct wanted {
-    const char *cluster, *name, *dir, *arbiter; /* NULL: not given */
-    uint32_t daemons;                           /* 0: as the file says */
+    const char *cluster, *name, *dir, *arbiter, *refill; /* NULL: not given */
+    uint32_t daemons;                                    /* 0: as the file says */
     uint32_t replicas;
     bool files;
 };
@@ -305,7 +312,9 @@ static int all_ready(void *arg, struct shd_err *e)
         rundir_note(&h->dir.record, h->address);
     printf("export SHARDD_ADDRESS='%s'\n", h->address);
     fflush(stdout);
-    return begin_tell_ready(e);
+    const int r = h->refill != NULL ? host_refill_begin(h->name, h->dir.path, h->refill, e)
+                                    : SHD_OK;
+    return r == SHD_OK ? begin_tell_ready(e) : r;
 }
 
 static void find_address(struct host *h)
@@ -356,6 +365,11 @@ static int check_words(const struct wanted *w, const struct run_options *o)
                          w->replicas);
     if (w->replicas < 2 && w->arbiter != NULL)
         return ctl_usage("--arbiter is where hosts with replicas agree who is out: --replicas 2");
+    if (w->replicas < 2 && w->refill != NULL)
+        return ctl_usage("--refill fills a host by the replicas of its slices: --replicas 2");
+    if (w->refill != NULL && w->refill[0] != '/')
+        return ctl_usage("--refill '%.100s': an absolute path is wanted, that all hosts have",
+                         w->refill);
     if (o->resume == NULL && (o->keep > 0 || o->checkpoint_every != 100))
         return ctl_usage("--keep and --checkpoint-every say how: --resume DIR says where");
     return -1;
@@ -381,6 +395,8 @@ int verb_host(int argc, char **argv)
           &w.replicas, 1, 2 },
         { "arbiter", 0, FLAG_STRING, "A",
           "where hosts agree who is out: file:DIR or etcd:URL/PREFIX", &w.arbiter, 0, 0 },
+        { "refill", 0, FLAG_STRING, "DIR", "with replicas: when this host is out, fill it by DIR",
+          &w.refill, 0, 0 },
         { "resume", 0, FLAG_STRING, "DIR", "save in DIR, and go back to its latest (see below)",
           &o.resume, 0, 0 },
         { "checkpoint-every", 0, FLAG_U32, "STEPS", "steps between checkpoints (100)",
@@ -402,6 +418,7 @@ int verb_host(int argc, char **argv)
         return ctl_usage("%s", e.text);
     if (updir_path(w.dir, path, &e) != SHD_OK)
         return ctl_fail("%s", e.text);
-    h.far.files = w.files || o.resume != NULL;
+    h.refill = w.refill;
+    h.far.files = w.files || o.resume != NULL || w.refill != NULL;
     return keep(&h, &o, path);
 }

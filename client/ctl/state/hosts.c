@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "client/checkpoint/refill.h"
 #include "client/ctl/base/pairs.h"
 #include "client/ctl/base/rundir.h"
 #include "client/ctl/base/say.h"
@@ -14,7 +16,8 @@
 #include "proto/files/arbiter.h"
 #include "proto/files/replicas.h"
 
-#define CLAIMS_MAX 16 /* lost to others, one after the other */
+#define CLAIMS_MAX 16  /* lost to others, one after the other */
+#define AGAIN_S    10u /* between two looks of --watch */
 
 static const char hosts_about[] =
     "Show which hosts of a cluster with replicas are in and which are out, as its arbiter has it.\n"
@@ -26,18 +29,27 @@ static const char hosts_more[] =
     "--out HOST: say that a host is lost, as workers do by themselves when they find it so. Its\n"
     "daemons' copies count no more from then on, also if it lives: workers there end. Refused "
     "where\n"
-    "it has the only copy of a slice. A host comes in again when its copies are filled anew, not "
-    "by\n"
-    "a command.\n"
+    "it has the only copy of a slice.\n"
+    "\n"
+    "--in HOST --by DIR: fill the copies of a host that is out, and whose daemons run again, and "
+    "let it\n"
+    "come in: the others write a checkpoint of each model into DIR, which all hosts have at the "
+    "same\n"
+    "path, the host restores it, and models go back to its step, as by `shardctl rewind`. Workers "
+    "go\n"
+    "along and need no restart. Relays need --files for it (`shardctl host --files`).\n"
     "\n" VERB_WHERE "There `shardctl host --replicas 2` keeps replicas.json, which names the "
     "arbiter.\n"
     "\n"
     "examples:\n"
     "  shardctl hosts\n"
     "  shardctl hosts --out b --json\n"
-    "\nexit code 1: no replicas here, the arbiter cannot be reached, or HOST cannot be out\n";
+    "  shardctl hosts --in b --by /shared/refill\n"
+    "\nexit code 1: no replicas here, the arbiter cannot be reached, or HOST cannot be out, or "
+    "in\n";
 
 struct hosts {
+    char dir[RUNDIR_PATH_BYTES]; /* of the sockets */
     struct replicas replicas;
     struct pairs pairs;
     struct arbiter *arbiter;
@@ -46,16 +58,15 @@ struct hosts {
 
 static int open_all(const char *where, struct hosts *h, struct shd_err *e)
 {
-    char dir[RUNDIR_PATH_BYTES];
-    int r = updir_find(where, dir, e);
+    int r = updir_find(where, h->dir, e);
     if (r != SHD_OK)
         return r;
-    r = replicas_read(dir, &h->replicas, e);
+    r = replicas_read(h->dir, &h->replicas, e);
     if (r == SHD_ENOENT)
         return err_set(e, r,
                        "no replicas here: '%.100s' has no " REPLICAS_FILE ", as `shardctl host "
                        "--replicas 2` writes it",
-                       dir);
+                       h->dir);
     if (r == SHD_OK)
         r = pairs_make(&h->replicas, &h->pairs, e);
     if (r == SHD_OK)
@@ -142,6 +153,44 @@ static int put_out(struct hosts *h, const char *name, struct shd_err *e)
     return r;
 }
 
+/* -- In ---------------------------------------------------------------------------------------- */
+
+static void tell(void *ctx, const char *line)
+{
+    (void)ctx;
+    ctl_say("%s", line);
+}
+
+static int fill(struct hosts *h, const char *name, const char *by, struct shd_err *e)
+{
+    static char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)];
+    if (replicas_by_name(&h->replicas, name) == NULL)
+        return no_such_host(h, name, e);
+    pairs_address(&h->pairs, h->dir, address, sizeof address);
+    const struct refill refill = { .address = address, .host = name, .dir = by, .say = tell };
+    const int r = refill_host(&refill, e);
+    if (r != SHD_OK)
+        return r;
+    arbiter_view_free(&h->view);
+    return arbiter_read(h->arbiter, &h->view, e);
+}
+
+/* Never ends: whenever the host is out it is filled. What is wrong is said once. */
+static void keep_in(struct hosts *h, const char *name, const char *by)
+{
+    struct shd_err said = { 0 };
+    for (;; sleep(AGAIN_S)) {
+        struct shd_err e = { 0 };
+        const int r = fill(h, name, by, &e);
+        if (r == SHD_OK || r == SHD_EEXIST) /* it is in */
+            said = e = (struct shd_err){ 0 };
+        else if (strcmp(e.text, said.text) != 0)
+            ctl_say("host '%s' is not filled, and is tried again every %u s: %s", name, AGAIN_S,
+                    e.text);
+        said = e;
+    }
+}
+
 /* -- Showing ----------------------------------------------------------------------------------- */
 
 /* Hosts that have the other copies of a host's slices, each once: fn for each. */
@@ -186,6 +235,15 @@ static void add_to_cell(void *arg, const char *name)
         snprintf(cell->text + used, room, "%s%s", comma, more);
 }
 
+static const char *state_of(const struct hosts *h, uint32_t host)
+{
+    const char *name = h->replicas.hosts[host].name;
+    const struct arbiter_behind *behind = arbiter_view_behind(&h->view, name);
+    if (is_out(h, host))
+        return "out";
+    return behind != NULL && behind->filling ? "filling" : "in";
+}
+
 static void show_host(const struct hosts *h, uint32_t host, struct table *t)
 {
     struct cell devices = { .cut = false }, partners = { .cut = false };
@@ -194,9 +252,8 @@ static void show_host(const struct hosts *h, uint32_t host, struct table *t)
         add_to_cell(&devices, device);
     each_partner(h, host, add_to_cell, &partners);
     snprintf(count, sizeof count, "%" PRIu32, alone(h, host));
-    table_row(t,
-              (const char *const[]){ h->replicas.hosts[host].name, is_out(h, host) ? "out" : "in",
-                                     devices.text, partners.text, count });
+    table_row(t, (const char *const[]){ h->replicas.hosts[host].name, state_of(h, host),
+                                        devices.text, partners.text, count });
 }
 
 static void show(const struct hosts *h)
@@ -256,23 +313,39 @@ static void show_json(const struct hosts *h)
 
 int verb_hosts(int argc, char **argv)
 {
-    const char *where = NULL, *out = NULL;
-    bool as_json = false;
+    const char *where = NULL, *out = NULL, *in = NULL, *by = NULL;
+    bool as_json = false, watch = false;
     const struct flag table[] = {
         VERB_ADDRESS_FLAGS(where),
         { "out", 0, FLAG_STRING, "HOST", "this host is lost: its copies count no more", &out, 0,
           0 },
+        { "in", 0, FLAG_STRING, "HOST", "fill this host, which is out, and let it come in", &in, 0,
+          0 },
+        { "by", 0, FLAG_STRING, "DIR", "a directory that all hosts have, for --in", &by, 0, 0 },
+        { "watch", 0, FLAG_BOOL, NULL, "with --in: stay, and do it whenever HOST is found out",
+          &watch, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "print JSON", &as_json, 0, 0 },
     };
-    const struct flags flags = VERB_FLAGS(hosts, "shardctl hosts [--out HOST] [FLAGS]", table);
+    const struct flags flags = VERB_FLAGS(
+        hosts, "shardctl hosts [--out HOST | --in HOST --by DIR] [FLAGS]", table);
     const int code = verb_start(&flags, argc, argv, NULL);
     if (code >= 0)
         return code;
+    if (out != NULL && in != NULL)
+        return ctl_usage("--out and --in: one at a time");
+    if ((in != NULL) != (by != NULL))
+        return ctl_usage("--in HOST says which, --by DIR by which directory: both are wanted");
+    if (watch && in == NULL)
+        return ctl_usage("--watch stays for a host to be filled: --in HOST --by DIR");
     struct hosts h = { .arbiter = NULL };
     struct shd_err e = { 0 };
     int r = open_all(where, &h, &e);
     if (r == SHD_OK && out != NULL)
         r = put_out(&h, out, &e);
+    if (r == SHD_OK && watch)
+        keep_in(&h, in, by);
+    if (r == SHD_OK && in != NULL)
+        r = fill(&h, in, by, &e);
     if (r == SHD_OK && as_json)
         show_json(&h);
     else if (r == SHD_OK)

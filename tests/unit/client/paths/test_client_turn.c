@@ -70,13 +70,13 @@ static struct turn_update update_of(uint64_t step, double lr)
 }
 
 struct memory {
-    _Alignas(16) uint8_t bytes[65536];
+    _Alignas(16) uint8_t bytes[131072];
 };
 
 static struct turn *turn_in(struct memory *memory, uint32_t owners)
 {
     CHECK(turn_bytes(owners) <= sizeof memory->bytes);
-    return turn_init(memory->bytes, owners);
+    return turn_init(memory->bytes, owners, owners);
 }
 
 /* Ask and answer everything in order; stop after `commits` commits. */
@@ -506,28 +506,42 @@ TEST(sums_that_are_none_end_the_turn)
 
 /* -- At random --------------------------------------------------------------------------------- */
 
+#define MEMBERS_MAX (2 * OWNERS_MAX)
+
 struct worker {
     struct memory memory;
     struct turn *turn;
     uint64_t step;
-    bool asked[OWNERS_MAX];
-    enum turn_kind kind[OWNERS_MAX];
-    struct wire_prepared last_prepared[OWNERS_MAX]; /* to be repeated */
-    struct wire_committed last_committed[OWNERS_MAX];
-    bool has_prepared[OWNERS_MAX], has_committed[OWNERS_MAX];
+    bool knows;               /* which host is lost */
+    uint32_t at[MEMBERS_MAX]; /* the owner behind each member */
+    bool asked[MEMBERS_MAX];
+    enum turn_kind kind[MEMBERS_MAX];
+    struct wire_prepared last_prepared[MEMBERS_MAX]; /* to be repeated */
+    struct wire_committed last_committed[MEMBERS_MAX];
+    bool has_prepared[MEMBERS_MAX], has_committed[MEMBERS_MAX];
     uint64_t overs;
 };
 
+/* Member owners + i is owner i's replica. Of two hosts each has one of both. */
 struct world {
     uint64_t seed;
-    uint32_t owners, workers;
-    struct owner owner[OWNERS_MAX];
+    uint32_t owners, members, workers;
+    struct owner owner[MEMBERS_MAX];
     struct worker worker[WORKERS_MAX];
+    uint32_t lost;   /* 1 + the host that is lost; 0: none */
+    uint32_t again;  /* workers that found owner 0 and its replica apart, and began anew */
+    uint32_t filled; /* times that the host came back */
 };
 
 static uint32_t pick(struct world *w, uint32_t below)
 {
     return (uint32_t)(test_random(&w->seed) >> 33) % below;
+}
+
+static bool is_lost(const struct world *w, uint32_t owner)
+{
+    const uint32_t host = (owner % w->owners + owner / w->owners) % 2;
+    return w->lost == 1 + host;
 }
 
 static void worker_begin(struct world *w, struct worker *k)
@@ -538,7 +552,9 @@ static void worker_begin(struct world *w, struct worker *k)
     memset(k->has_committed, 0, sizeof k->has_committed);
     if (k->step == STEPS)
         return;
-    seal_all(w->owner, w->owners, k->step); /* it returns its gradients */
+    for (uint32_t i = 0; i < w->members; i++) /* it returns its gradients */
+        if (!is_lost(w, i))
+            seal(&w->owner[i], i % w->owners, k->step);
     turn_begin(k->turn, k->step, &update);
 }
 
@@ -553,35 +569,120 @@ static void worker_ask(struct worker *k)
     k->kind[owner] = kind;
 }
 
+/* Owner 0 is lost with a decision that another worker does not know: whoever knows it begins anew.
+ */
+static bool worker_failed(struct world *w, struct worker *k, int r, const struct shd_err *e)
+{
+    if (r == SHD_EINTERNAL && w->lost > 0 && strstr(e->text, "applies step") != NULL) {
+        w->again++;
+        worker_begin(w, k);
+        return true;
+    }
+    EXPECT_OK(r, e);
+    return false;
+}
+
 /* The owner handles what the worker asked; its answer arrives or is lost. */
 static void worker_answer(struct world *w, struct worker *k, uint32_t i, bool arrives)
 {
     struct shd_err e = { 0 };
-    if (!k->asked[i])
+    struct owner *o = &w->owner[k->at[i]];
+    if (!k->asked[i] || is_lost(w, k->at[i]))
         return;
     k->asked[i] = !arrives; /* else it is asked again, as the hub does it */
     if (turn_state(k->turn) == TURN_OVER)
         return;
     if (k->kind[i] == TURN_PREPARE) {
-        k->last_prepared[i] = prepare(&w->owner[i], k->step);
+        k->last_prepared[i] = prepare(o, k->step);
         k->has_prepared[i] = true;
         if (arrives)
-            EXPECT_OK(turn_prepared(k->turn, i, &k->last_prepared[i], &e), &e);
+            worker_failed(w, k, turn_prepared(k->turn, i, &k->last_prepared[i], &e), &e);
     } else {
-        k->last_committed[i] = commit(&w->owner[i], k->step, turn_decision(k->turn));
+        k->last_committed[i] = commit(o, k->step, turn_decision(k->turn));
         k->has_committed[i] = true;
         if (arrives)
-            EXPECT_OK(turn_committed(k->turn, i, &k->last_committed[i], &e), &e);
+            worker_failed(w, k, turn_committed(k->turn, i, &k->last_committed[i], &e), &e);
     }
 }
 
-static void worker_repeat(struct worker *k, uint32_t i)
+static void worker_repeat(struct world *w, struct worker *k, uint32_t i)
 {
     struct shd_err e = { 0 };
-    if (k->has_prepared[i] && !k->asked[i])
-        EXPECT_OK(turn_prepared(k->turn, i, &k->last_prepared[i], &e), &e);
+    if (k->has_prepared[i] && !k->asked[i] &&
+        worker_failed(w, k, turn_prepared(k->turn, i, &k->last_prepared[i], &e), &e))
+        return;
     if (k->has_committed[i] && !k->asked[i])
-        EXPECT_OK(turn_committed(k->turn, i, &k->last_committed[i], &e), &e);
+        worker_failed(w, k, turn_committed(k->turn, i, &k->last_committed[i], &e), &e);
+}
+
+/* What was said by, and asked of, the replica is the owner's from here on. */
+static void worker_moves(struct worker *k, uint32_t to, uint32_t from)
+{
+    k->at[to] = k->at[from];
+    k->asked[to] = k->asked[from];
+    k->kind[to] = k->kind[from];
+    k->has_prepared[to] = k->has_prepared[from];
+    k->has_committed[to] = k->has_committed[from];
+    k->last_prepared[to] = k->last_prepared[from];
+    k->last_committed[to] = k->last_committed[from];
+    k->asked[from] = k->has_prepared[from] = k->has_committed[from] = false;
+}
+
+static void worker_learns(struct world *w, struct worker *k)
+{
+    struct shd_err e = { 0 };
+    if (w->lost == 0 || w->members == w->owners || k->knows)
+        return;
+    k->knows = true;
+    for (uint32_t i = 0; i < w->owners; i++) {
+        if (is_lost(w, k->at[i])) {
+            EXPECT_OK(turn_succeed(k->turn, i, &e), &e);
+            worker_moves(k, i, w->owners + i);
+        } else {
+            EXPECT_OK(turn_lose(k->turn, w->owners + i, &e), &e);
+            k->asked[w->owners + i] = false;
+        }
+    }
+}
+
+/* All go back to a step, and the host that was lost is there again, with what its replicas had.
+ * What was asked before is of an earlier attempt, and counts for nothing. */
+static void world_refill(struct world *w)
+{
+    uint64_t step = UINT64_MAX;
+    for (uint32_t i = 0; i < w->members; i++)
+        if (!is_lost(w, i) && w->owner[i].open < step)
+            step = w->owner[i].open;
+    step -= pick(w, (uint32_t)(step < 3 ? step : 3) + 1);
+    for (uint32_t i = 0; i < w->members; i++)
+        if (is_lost(w, i))
+            w->owner[i] = w->owner[(i + w->owners) % w->members];
+    for (uint32_t i = 0; i < w->members; i++) {
+        w->owner[i].open = step;
+        w->owner[i].record = (struct wire_prepared){ .step = UINT64_MAX };
+    }
+    w->lost = 0;
+    w->filled++;
+    for (uint32_t i = 0; i < w->workers; i++) {
+        struct worker *k = &w->worker[i];
+        for (uint32_t m = w->owners; m < w->members; m++) {
+            EXPECT(turn_has_lost(k->turn, m));
+            turn_join(k->turn, m);
+            EXPECT(!turn_has_lost(k->turn, m) && turn_state(k->turn) == TURN_OVER);
+            k->at[m] = 2 * m - w->owners - k->at[m - w->owners]; /* the other one of its slice */
+        }
+        k->knows = false;
+        k->step = step;
+        worker_begin(w, k);
+    }
+}
+
+static bool all_know(const struct world *w)
+{
+    for (uint32_t i = 0; i < w->workers; i++)
+        if (!w->worker[i].knows)
+            return false;
+    return w->lost > 0;
 }
 
 static void worker_move_on(struct world *w, struct worker *k)
@@ -590,8 +691,8 @@ static void worker_move_on(struct world *w, struct worker *k)
     if (state != TURN_DONE && state != TURN_OVER)
         return;
     if (state == TURN_DONE) /* whoever says done is right */
-        for (uint32_t i = 0; i < w->owners; i++)
-            EXPECT(w->owner[i].open > k->step);
+        for (uint32_t i = 0; i < w->members; i++)
+            EXPECT(w->owner[i].open > k->step || is_lost(w, i));
     k->overs += state == TURN_OVER;
     k->step++;
     worker_begin(w, k);
@@ -600,17 +701,23 @@ static void worker_move_on(struct world *w, struct worker *k)
 static void world_event(struct world *w)
 {
     struct worker *k = &w->worker[pick(w, w->workers)];
-    const uint32_t owner = pick(w, w->owners), what = pick(w, 100);
+    const uint32_t member = pick(w, w->members), what = pick(w, 100);
+    if (w->members > w->owners && w->lost == 0 && pick(w, 300) == 0)
+        w->lost = 1 + pick(w, 2);
+    if (w->filled < 4 && pick(w, 100) == 0 && all_know(w))
+        world_refill(w);
     if (k->step == STEPS)
         return;
     if (what < 45)
         worker_ask(k);
     else if (what < 80)
-        worker_answer(w, k, owner, /* arrives= */ true);
+        worker_answer(w, k, member, /* arrives= */ true);
     else if (what < 88)
-        worker_answer(w, k, owner, /* arrives= */ false);
+        worker_answer(w, k, member, /* arrives= */ false);
+    else if (what < 95)
+        worker_repeat(w, k, member);
     else if (what < 98)
-        worker_repeat(k, owner);
+        worker_learns(w, k);
     else if (what < 99) /* it dies; its successor begins the step again */
         worker_begin(w, k);
     worker_move_on(w, k);
@@ -624,37 +731,184 @@ static bool world_done(const struct world *w)
     return true;
 }
 
-static uint64_t world_run(uint64_t seed)
+static void world_begin(struct world *w, bool replicas)
+{
+    w->owners = 1 + pick(w, OWNERS_MAX);
+    w->members = replicas ? 2 * w->owners : w->owners;
+    w->workers = 1 + pick(w, WORKERS_MAX);
+    owners_init(w->owner, w->members);
+    for (uint32_t i = 0; i < w->workers; i++) {
+        struct worker *k = &w->worker[i];
+        CHECK(turn_bytes(w->members) <= sizeof k->memory.bytes);
+        k->turn = turn_init(k->memory.bytes, w->owners, w->members);
+        for (uint32_t m = 0; m < w->members; m++)
+            k->at[m] = m;
+        worker_begin(w, k);
+    }
+}
+
+static struct world world_run(uint64_t seed, bool replicas)
 {
     static struct world w;
-    uint64_t overs = 0;
+    const struct owner *first = NULL;
     w = (struct world){ .seed = seed };
-    w.owners = 1 + pick(&w, OWNERS_MAX);
-    w.workers = 1 + pick(&w, WORKERS_MAX);
-    owners_init(w.owner, w.owners);
-    for (uint32_t i = 0; i < w.workers; i++) {
-        w.worker[i].turn = turn_in(&w.worker[i].memory, w.owners);
-        worker_begin(&w, &w.worker[i]);
-    }
+    world_begin(&w, replicas);
     for (uint32_t events = 0; !world_done(&w); events++) {
         if (events > 1000000)
             FAIL("seed %" PRIu64 " does not end", seed);
         world_event(&w);
     }
-    for (uint32_t i = 0; i < w.owners; i++)
+    for (uint32_t i = 0; i < w.members; i++) {
+        if (is_lost(&w, i))
+            continue;
+        first = first == NULL ? &w.owner[i] : first;
         for (uint32_t step = 0; step < STEPS; step++)
-            EXPECT(decision_equal(&w.owner[i].decided[step], &w.owner[0].decided[step]));
-    for (uint32_t i = 0; i < w.workers; i++)
-        overs += w.worker[i].overs;
+            EXPECT(decision_equal(&w.owner[i].decided[step], &first->decided[step]));
+    }
+    return w;
+}
+
+static uint64_t overs_of(const struct world *w)
+{
+    uint64_t overs = 0;
+    for (uint32_t i = 0; i < w->workers; i++)
+        overs += w->worker[i].overs;
     return overs;
 }
 
 TEST(random_orders_losses_and_repeats_end_in_one_decision)
 {
     uint64_t overs = 0;
-    for (uint64_t n = 1; n <= 2000; n++)
-        overs += world_run(test_seed(n * UINT64_C(0x9E3779B97F4A7C15)));
+    for (uint64_t n = 1; n <= 2000; n++) {
+        const struct world w = world_run(test_seed(n * UINT64_C(0x9E3779B97F4A7C15)), false);
+        overs += overs_of(&w);
+    }
     EXPECT(overs > 0); /* late workers did occur */
+}
+
+TEST(whichever_host_of_two_is_lost_the_other_ends_in_one_decision)
+{
+    uint64_t overs = 0;
+    uint32_t lost = 0, again = 0, filled = 0, twice = 0;
+    for (uint64_t n = 1; n <= 4000; n++) {
+        const struct world w = world_run(test_seed(n * UINT64_C(0xD1B54A32D192ED03)), true);
+        overs += overs_of(&w);
+        lost += w.lost > 0;
+        again += w.again;
+        filled += w.filled;
+        twice += w.filled > 1 && w.lost > 0;
+    }
+    EXPECT(overs > 0 && lost > 1000 && again > 0 && filled > 1000 && twice > 100);
+}
+
+/* -- Replicas ---------------------------------------------------------------------------------- */
+
+static struct turn *turn_of_pairs(struct memory *memory, uint32_t owners)
+{
+    CHECK(turn_bytes(2 * owners) <= sizeof memory->bytes);
+    return turn_init(memory->bytes, owners, 2 * owners);
+}
+
+static struct wire_prepared prepared_sum(double sum)
+{
+    struct wire_prepared p = { .finite = true };
+    fixsum_init(&p.sum);
+    fixsum_add(&p.sum, sum);
+    fixsum_carry(&p.sum);
+    return p;
+}
+
+TEST(a_replicas_sum_counts_once_and_must_be_its_owners)
+{
+    static struct memory memory;
+    struct shd_err e = { 0 };
+    struct turn *t = turn_of_pairs(&memory, 1);
+    const struct turn_update update = update_of(0, 1);
+    const struct wire_prepared nine = prepared_sum(9), ten = prepared_sum(10);
+    turn_begin(t, 0, &update);
+    EXPECT_OK(turn_prepared(t, 0, &nine, &e), &e);
+    EXPECT_EQ(turn_state(t), TURN_PREPARING);
+    EXPECT_OK(turn_prepared(t, 1, &nine, &e), &e);
+    EXPECT_EQ(turn_state(t), TURN_COMMITTING);
+    EXPECT(turn_norm(t) == 3.0 / 2);
+    turn_begin(t, 0, &update);
+    EXPECT_OK(turn_prepared(t, 0, &nine, &e), &e);
+    EXPECT_STATUS(turn_prepared(t, 1, &ten, &e), SHD_EINTERNAL);
+    EXPECT_HAS(e.text,
+               "owner 0 and its replica were returned other gradients of step 0: their sums "
+               "of squares are 9 and 10");
+}
+
+TEST(owner_0s_replica_commits_before_the_others)
+{
+    static struct memory memory;
+    struct shd_err e = { 0 };
+    struct turn *t = turn_of_pairs(&memory, 2);
+    const struct turn_update update = update_of(0, 1);
+    const struct wire_prepared p = prepared_sum(1);
+    struct wire_committed c = { 0 };
+    uint32_t owner;
+    enum turn_kind kind;
+    turn_begin(t, 0, &update);
+    for (uint32_t i = 0; i < 4; i++)
+        EXPECT_OK(turn_prepared(t, i, &p, &e), &e);
+    c.decision = *turn_decision(t);
+    EXPECT(turn_next(t, &owner, &kind) && owner == 0 && kind == TURN_COMMIT);
+    turn_asked(t, 0, TURN_COMMIT);
+    EXPECT(!turn_next(t, &owner, &kind));
+    EXPECT_OK(turn_committed(t, 0, &c, &e), &e);
+    EXPECT(turn_next(t, &owner, &kind) && owner == 2);
+    turn_asked(t, 2, TURN_COMMIT);
+    EXPECT(!turn_next(t, &owner, &kind));
+    EXPECT_OK(turn_lose(t, 2, &e), &e); /* it is not waited for */
+    EXPECT(turn_next(t, &owner, &kind) && owner == 1);
+    turn_asked(t, 1, TURN_COMMIT);
+    EXPECT_OK(turn_succeed(t, 1, &e), &e); /* nor is an owner: its replica was not asked yet */
+    EXPECT(turn_next(t, &owner, &kind) && owner == 1);
+    EXPECT_OK(turn_committed(t, 1, &c, &e), &e);
+    EXPECT_EQ(turn_state(t), TURN_DONE);
+}
+
+/* Whoever is owner 0 in the end: that may have answered before the other one was lost, or not. */
+TEST(limits_of_a_lost_owner_0_are_its_replicas)
+{
+    static const double numbers[] = { GUARD_NORM_ABOVE, 0, 2 };
+    const struct turn_update update = update_of(0, 1);
+    for (uint32_t first = 0; first < 2; first++) {
+        static struct memory memory;
+        struct shd_err e = { 0 };
+        struct turn *t = turn_of_pairs(&memory, 1);
+        struct wire_prepared p = prepared_sum(100);
+        p.guard = (struct wire_bytes){ (const uint8_t *)numbers, sizeof numbers };
+        turn_begin(t, 0, &update);
+        if (first == 1)
+            EXPECT_OK(turn_prepared(t, 1, &p, &e), &e);
+        EXPECT_OK(turn_succeed(t, 0, &e), &e);
+        if (first == 0)
+            EXPECT_OK(turn_prepared(t, 0, &p, &e), &e);
+        EXPECT_EQ(turn_state(t), TURN_COMMITTING);
+        EXPECT_EQ(turn_decision(t)->guard.what, GUARD_NORM_ABOVE); /* 10 / 2 */
+        EXPECT(turn_decision(t)->skip);
+    }
+}
+
+/* It was the one that is past the step: nobody is any more, so it is looked at again. */
+TEST(settling_with_who_alone_has_the_decision_lost_is_over)
+{
+    static struct memory memory;
+    struct shd_err e = { 0 };
+    struct turn *t = turn_of_pairs(&memory, 1);
+    struct turn_update update = update_of(0, 1);
+    struct wire_prepared p = prepared_sum(1), has = p;
+    has.has_decision = true;
+    update.recorded_only = true;
+    turn_begin(t, 0, &update);
+    EXPECT_OK(turn_prepared(t, 0, &has, &e), &e);
+    EXPECT_OK(turn_succeed(t, 0, &e), &e);
+    EXPECT_OK(turn_prepared(t, 0, &p, &e), &e);
+    EXPECT_EQ(turn_state(t), TURN_OVER);
+    turn_begin(t, 0, &update); /* with nobody lost since it is an error, as ever */
+    EXPECT_STATUS(turn_prepared(t, 0, &p, &e), SHD_EINTERNAL);
 }
 
 /* -- Rewinds (rewind_turn.h) ---------------------------------------------------------------------

@@ -415,6 +415,35 @@ TEST(natural_order)
     EXPECT(address_compare("cpu1", "cpu01") != 0);
 }
 
+TEST(pairs_are_owners_and_then_their_replicas)
+{
+    static const char *const wrong[][2] = {
+        { "/d?cpu0+cpu2,cpu1", "device 'cpu1' in the address has no replica, and others have" },
+        { "/d?cpu0,cpu1+cpu2", "device 'cpu0' in the address has no replica" },
+        { "/d?cpu0+cpu0", "device 'cpu0' is in the address twice" },
+        { "/d?cpu0+cpu1,cpu1+cpu0", "device 'cpu1' is in the address twice" },
+        { "/d?cpu0+", "empty device name" },
+        { "/d?+cpu0", "empty device name" },
+        { "/d?a+b+c", "device name 'b+c'" },
+    };
+    struct address a;
+    struct shd_err e;
+    EXPECT_OK(parse("/d?cpu0+cpu2,cpu3+cpu1", &a, &e), &e);
+    EXPECT(a.count == 4 && a.owners == 2);
+    EXPECT_STR(a.devices[0], "cpu0");
+    EXPECT_STR(a.devices[1], "cpu3");
+    EXPECT_STR(a.devices[2], "cpu2");
+    EXPECT_STR(a.devices[3], "cpu1");
+    address_free(&a);
+    EXPECT_OK(parse("/d?cpu1,cpu0", &a, &e), &e);
+    EXPECT(a.count == 2 && a.owners == 2);
+    address_free(&a);
+    for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+        EXPECT_STATUS(parse(wrong[i][0], &a, &e), SHD_EINVAL);
+        EXPECT_HAS(e.text, wrong[i][1]);
+    }
+}
+
 TEST(bare_directory_lists_its_daemons_in_order)
 {
     struct address a;

@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <sched.h>
 #include <signal.h>
@@ -203,6 +204,92 @@ TEST(views_without_and_with_all_hosts_pass)
     end();
 }
 
+/* Claimed, and read again. */
+static void go_on(struct arbiter_view *v, struct arbiter_view *next)
+{
+    struct shd_err e = { 0 };
+    EXPECT_OK(arbiter_claim(arbiter, next, &e), &e);
+    arbiter_view_free(next);
+    arbiter_view_free(v);
+    EXPECT_OK(arbiter_read(arbiter, v, &e), &e);
+}
+
+TEST(hosts_that_come_back_are_behind_the_others)
+{
+    struct shd_err e = { 0 };
+    struct arbiter_view v = { 0 }, next = { 0 };
+    begin();
+    EXPECT_STATUS(arbiter_view_in(&v, "a", &next, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "'a' is not out");
+    EXPECT(!arbiter_view_swaps(&v, "a", "b") && !arbiter_view_swaps(&v, "b", "a"));
+    EXPECT_OK(arbiter_view_next(&v, "a", &next, &e), &e);
+    go_on(&v, &next);
+    EXPECT_OK(arbiter_view_in(&v, "a", &next, &e), &e);
+    go_on(&v, &next);
+    EXPECT(v.number == 2 && v.out_count == 0 && v.behind_count == 1);
+    EXPECT(v.behind[0].since == 2 && v.behind[0].filling);
+    EXPECT(arbiter_view_behind(&v, "a") == &v.behind[0] && arbiter_view_behind(&v, "b") == NULL);
+    EXPECT(arbiter_view_swaps(&v, "a", "b") && !arbiter_view_swaps(&v, "b", "a"));
+    EXPECT_STATUS(arbiter_view_filled(&v, "b", &next, &e), SHD_ENOENT);
+    EXPECT_OK(arbiter_view_filled(&v, "a", &next, &e), &e);
+    go_on(&v, &next);
+    EXPECT(v.behind_count == 1 && v.behind[0].since == 2 && !v.behind[0].filling);
+    EXPECT_STATUS(arbiter_view_filled(&v, "a", &next, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "not being filled");
+
+    EXPECT_OK(arbiter_view_next(&v, "b", &next, &e), &e);
+    go_on(&v, &next);
+    EXPECT(v.out_count == 1 && v.behind_count == 1);
+    EXPECT_OK(arbiter_view_in(&v, "b", &next, &e), &e);
+    go_on(&v, &next);
+    EXPECT(v.behind_count == 2 && v.behind[1].since == 5 && v.behind[1].filling);
+    EXPECT(!arbiter_view_swaps(&v, "a", "b") && arbiter_view_swaps(&v, "b", "a"));
+    EXPECT(arbiter_view_swaps(&v, "a", "c") && !arbiter_view_swaps(&v, "c", "b"));
+
+    EXPECT_OK(arbiter_view_next(&v, "a", &next, &e), &e); /* who goes out is behind nobody */
+    go_on(&v, &next);
+    EXPECT(v.behind_count == 1 && strcmp(v.behind[0].host, "b") == 0 && v.behind[0].filling);
+    EXPECT(arbiter_view_has(&v, "a") && arbiter_view_behind(&v, "a") == NULL);
+    arbiter_view_free(&v);
+    end();
+}
+
+/* The longest text that there can be. */
+TEST(all_hosts_behind_fit_into_a_view)
+{
+    struct shd_err e = { 0 };
+    struct arbiter_view v = { .number = ARBITER_NUMBER_MAX, .behind_count = ARBITER_HOSTS_MAX };
+    struct arbiter_view got = { 0 };
+    char *of_it;
+    v.behind = calloc(v.behind_count, sizeof *v.behind);
+    for (uint32_t i = 0; i < v.behind_count; i++) {
+        snprintf(v.behind[i].host, sizeof v.behind[i].host, "%063" PRIu32, i);
+        v.behind[i].since = ARBITER_NUMBER_MAX - v.behind_count + 1 + i;
+    }
+    EXPECT_OK(arbiter_view_write(&v, CLUSTER, &of_it, &e), &e);
+    EXPECT_OK(arbiter_view_parse(of_it, strlen(of_it), CLUSTER, &got, &e), &e);
+    EXPECT(got.behind_count == v.behind_count);
+    EXPECT(memcmp(got.behind, v.behind, v.behind_count * sizeof *v.behind) == 0);
+    arbiter_view_free(&got);
+    free(of_it);
+    arbiter_view_free(&v);
+}
+
+TEST(views_of_builds_that_know_none_behind_are_read)
+{
+    static const char text_of_old[] =
+        "{\"schema\": 1, \"cluster\": \"c0ffee\", \"view\": 1, \"out\": [\"b\"]}\n";
+    struct shd_err e = { 0 };
+    struct arbiter_view v = { 0 };
+    char *again;
+    EXPECT_OK(arbiter_view_parse(text_of_old, strlen(text_of_old), CLUSTER, &v, &e), &e);
+    EXPECT(v.number == 1 && v.out_count == 1 && v.behind_count == 0);
+    EXPECT_OK(arbiter_view_write(&v, CLUSTER, &again, &e), &e);
+    EXPECT_STR(again, text_of_old); /* nor do they see any where none is */
+    free(again);
+    arbiter_view_free(&v);
+}
+
 /* -- Races ------------------------------------------------------------------------------------- */
 
 #define VIEWS 60
@@ -352,6 +439,22 @@ TEST(files_that_are_no_view_are_refused_by_name)
           "it is no object of" },
         { "{\"schema\": 1, \"cluster\": \"c0ffee\", \"view\": 2, \"out\": [], \"more\": 1}",
           SHD_EINVAL, "it is no object of" },
+#define BEHIND(OUT, LIST)                                                                         \
+    "{\"schema\": 1, \"cluster\": \"c0ffee\", \"view\": 2, \"out\": [" OUT "], \"behind\": " LIST \
+    "}"
+#define ITEM(HOST, VIEW) "{\"host\": \"" HOST "\", \"view\": " VIEW ", \"filling\": false}"
+        { BEHIND("", "1"), SHD_EINVAL, "its 'behind' is no array" },
+        { BEHIND("", "[1]"), SHD_EINVAL, "behind[0] is no object of host, view and filling" },
+        { BEHIND("", "[{\"host\": \"b\", \"view\": 1}]"), SHD_EINVAL, "behind[0] is no object" },
+        { BEHIND("", "[" ITEM("b", "3") "]"), SHD_ERANGE,
+          "behind[0] came with view 3, not 1 to 2" },
+        { BEHIND("", "[" ITEM("b", "2") ", " ITEM("c", "2") "]"), SHD_ERANGE, "not 3 to 2" },
+        { BEHIND("", "[" ITEM("b", "1") ", " ITEM("b", "2") "]"), SHD_EINVAL,
+          "'b' is in it twice" },
+        { BEHIND("\"b\"", "[" ITEM("b", "1") "]"), SHD_EINVAL, "'b' is in it twice" },
+        { BEHIND("", "[" ITEM("b/c", "1") "]"), SHD_EINVAL, "'b/c' is no name" },
+#undef ITEM
+#undef BEHIND
         { "{\"schema\": 1, \"cluster\": \"other\", \"view\": 2, \"out\": []}", SHD_EINVAL,
           "it is of cluster 'other', not of 'c0ffee'" },
         { "{\"schema\": 1, \"cluster\": \"c0ffee\", \"view\": 3, \"out\": []}", SHD_EINVAL,
