@@ -3,6 +3,9 @@
 #
 #   scripts/chaos.sh --kills 100 --seed 1      until 100 kills are made
 #   scripts/chaos.sh --seconds 60              for about a minute
+#   scripts/chaos.sh --hosts 2 --replicas 2 --kills 300
+#                                              two hosts (network namespaces: takes root) with replicas: also
+#                                              relays, whole hosts, and the wire between them
 #   scripts/chaos.sh --faults [--brief]        instead: one fault after the other, as the daemons'
 #                                              program away, a full disk, a requeue; --list names them
 #
@@ -23,5 +26,7 @@ program=chaos.py
 if [ "${1:-}" = --faults ]; then
     program=chaos_faults.py
     shift
+elif [ "${1:-}" = --hosts ]; then
+    program=chaos_hosts.py
 fi
 exec python3 "$root/tests/e2e/$program" --bin "$root/build/release/bin" --logs "$logs" "$@"

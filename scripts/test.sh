@@ -76,14 +76,14 @@ get_torch() {
 
 # Not tested once more in release: what has been held in dev and no optimization changes, which are memory,
 # the order of events, and words. (client_again is the other way round: a part in dev, all in release.)
-held_in_dev='adopt|adopt_state|chaos_elastic|checkpoint_bad|checkpoint_ctl|client_follow|client_fork'
-held_in_dev+='|client_kept|client_lease|client_open|client_parts|client_put.*|client_read|client_reset|client_session|client_sizes'
-held_in_dev+='|client_waits|client_withdraw|client_wrong|commit_steps|ctl|ctl_doctor|ctl_drain|ctl_keeper|ctl_meter'
+held_in_dev='adopt|adopt_state|arbiter.*|chaos_elastic|chaos_hosts|checkpoint_bad|checkpoint_ctl|client_follow|client_fork'
+held_in_dev+='|client_kept|client_lease|client_membership|client_open|client_parts|client_put.*|client_read|client_reset|client_session|client_sizes'
+held_in_dev+='|client_waits|client_withdraw|client_wrong|commit_steps|ctl|ctl_doctor|ctl_drain|ctl_keeper|ctl_meter|ctl_pairs'
 held_in_dev+='|ctl_plan|ctl_status|ctl_top|ctl_up|cuda_faults|cuda_share|elastic|emulate_trail|fault'
-held_in_dev+='|faults|fuzz_.*|gpu_client|gpu_client_faults|gpu_daemon_ctl|gpu_stream|house.*|http|log|log_lines'
+held_in_dev+='|faults|fuzz_.*|gpu_client|gpu_client_faults|gpu_daemon_ctl|gpu_stream|host_replicas|house.*|http|log|log_lines'
 held_in_dev+='|adopt_file|adopt_state_file|client_kept_file|client_rewind_file'
 held_in_dev+='|lossy|manuals|memory|metrics|model_files|nccl_client|nccl_daemon|nccl_waits|norms|notify|page|page_dashboard'
-held_in_dev+='|plan_own|plan_time|proto_.*|ready|recover|replace|requests|requests_spec|sim|sim_bugs|soak|spill|step_crash|units|units_merge'
+held_in_dev+='|plan_own|plan_time|proto_.*|ready|recover|replace|replicas|requests|requests_spec|sim|sim_bugs|soak|spill|step_crash|units|units_merge'
 
 # timed NAME COMMAND...: note how long it took, and (of its children) the processors.
 timed() {

@@ -1,0 +1,337 @@
+#!/usr/bin/env python3
+"""Train on two hosts with replicas while processes, hosts and the wire between them are lost at random; compare digests.
+
+Called by scripts/chaos.sh --hosts 2 --replicas 2, which explains it. The hosts are network namespaces, joined by a wire; on
+each `shardctl host` keeps two daemons and a relay, and an elastic worker trains. A run has kills of workers, daemons and
+relays, and cuts of the wire that are short; then one host is lost with all its processes, or the wire is cut for good, in
+both directions or in one. A worker that is killed is started again, that of a lost host on the other, as an engine does it.
+Only what was started here is killed. Standard library only.
+"""
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from nodes import unwire, wire
+
+MODEL = ('--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --threads 1 --sample 0 --eval-every 0 '
+         '--log-every 1').split()
+PACE = int(os.environ.get('SHD_TEST_PACE', '1'))
+HANG_S = int(os.environ.get("HANG_S", "300")) * PACE
+PATIENCE_S = 5 * PACE
+SHORT_S = 1.0           # a cut that nobody is put out for
+NETWORK = '10.88.0'
+ENDS = ['host a lost', 'host b lost', 'wire cut for good', 'one way lost, a to b', 'one way lost, b to a']
+STEP = re.compile(rb'^step (\d+)/', re.MULTILINE)
+
+
+def parse():
+    p = argparse.ArgumentParser(
+        prog='chaos.sh --hosts 2 --replicas 2', description=__doc__.splitlines()[0],
+        epilog='exit codes: 0 all digests are equal, 1 not, or a run failed, 2 wrong usage, 77 no namespaces here')
+    p.add_argument('--hosts', type=int, choices=[2], default=2)
+    p.add_argument('--replicas', type=int, choices=[2], default=2)
+    p.add_argument('--kills', type=int, default=100, help='go on until so many processes were killed (100)')
+    p.add_argument('--seed', type=int, default=1, help='of the choice of victims and times (1)')
+    p.add_argument('--rate', type=float, default=4, help='kills per second, on average (4)')
+    p.add_argument('--per-run', type=int, default=16, help='kills before the end of each run begins (16)')
+    p.add_argument('--steps', type=int, default=400, help='of one run (400)')
+    p.add_argument('--verbose', action='store_true', help='say what is done when')
+    p.add_argument('--bin', default='build/release/bin', help=argparse.SUPPRESS)
+    p.add_argument('--logs', default='build/logs', help=argparse.SUPPRESS)
+    o = p.parse_args()
+    if o.kills < 1 or o.rate <= 0 or o.per_run < 0 or o.steps < 20:
+        p.error('--kills must be at least 1, --rate above 0, --steps at least 20')
+    return o
+
+
+def say(text):
+    print(f'chaos.sh: {text}', file=sys.stderr, flush=True)
+
+
+def children(parent):
+    """{name: pid} of a host's daemons and relay."""
+    found = {}
+    for pid in subprocess.run(['pgrep', '-P', str(parent)], capture_output=True, text=True, check=False).stdout.split():
+        try:
+            with open(f'/proc/{pid}/cmdline', 'rb') as f:
+                argv = f.read().split(b'\0')
+        except OSError:
+            continue
+        if b'--relay' in argv:
+            found['relay'] = int(pid)
+        elif b'--device' in argv[:-1]:
+            found[argv[argv.index(b'--device') + 1].decode()] = int(pid)
+    return found
+
+
+def kill(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+        return True
+    except ProcessLookupError:
+        return False
+
+
+class Run:
+    def __init__(self, o, seed):
+        self.o, self.seed, self.rng = o, seed, random.Random(seed)
+        self.dir = tempfile.mkdtemp(prefix='shd-chaos.')
+        self.nodes = [f'shdx{n}{os.getpid()}' for n in 'ab']
+        self.ends = [f'shdx{n}{os.getpid()}' for n in 'vw']
+        self.hosts, self.workers, self.events, self.out_at = {}, {}, [], 0
+        self.kills = 0
+        self.stalls = {}        # by kind: the longest time without a step behind one
+        self.step, self.step_at = 0, time.monotonic()
+
+    # -- Begin and end ---------------------------------------------------------------------------
+
+    def begin(self):
+        wire(self.nodes, self.ends, NETWORK)
+        os.mkdir(os.path.join(self.dir, 'keys'), 0o700)
+        os.mkdir(os.path.join(self.dir, 'arbiter'), 0o700)
+        self.cluster = os.path.join(self.dir, 'keys', 'cluster.json')
+        subprocess.run([self.tool('shardctl'), 'keys', 'new', self.cluster, f'a={NETWORK}.1:7100/cpu0,cpu1',
+                        f'b={NETWORK}.2:7100/cpu2,cpu3'], stdout=subprocess.DEVNULL, check=True)
+        for host in 'ab':
+            self.start_host(host)
+        for host in 'ab':
+            self.until(f'host {host} is ready', lambda host=host: os.path.getsize(self.path(f'{host}.address')) > 0)
+        with open(self.path('a.address'), encoding='ascii') as f:
+            self.pairs = f.read().partition('?')[2].rstrip("'\n")
+        self.place = {0: self.rng.choice('ab')}
+        self.place[1] = 'b' if self.place[0] == 'a' else 'a'
+        for rank in self.place:
+            self.start_worker(rank)
+
+    def tool(self, name):
+        return os.path.join(self.o.bin, name)
+
+    def path(self, name):
+        return os.path.join(self.dir, name)
+
+    def on(self, host):
+        return ['ip', 'netns', 'exec', self.nodes['ab'.index(host)]]
+
+    def start_host(self, host):
+        with open(self.path(f'{host}.address'), 'wb') as out, open(self.path(f'host_{host}.log'), 'ab') as err:
+            self.hosts[host] = subprocess.Popen(
+                [*self.on(host), self.tool('shardctl'), 'host', '--cluster', self.cluster, '--name', host, '-d', self.path(host),
+                 '-t', '1', '--replicas', '2', '--arbiter', f'file:{self.path("arbiter")}'], stdout=out, stderr=err)
+
+    def start_worker(self, rank):
+        host = self.place[rank]
+        env = dict(os.environ, SHARDD_ADDRESS=f'{self.path(host)}?{self.pairs}', RANK=str(rank), WORLD_SIZE='2',
+                   SHARDD_REPLICA_PATIENCE=str(PATIENCE_S))
+        with open(self.path(f'worker_{rank}.out'), 'ab') as out, open(self.path(f'worker_{rank}.err'), 'ab') as err:
+            self.workers[rank] = subprocess.Popen(
+                [*self.on(host), self.tool('shd-gpt'), *MODEL, '--elastic', '--slow', '2', '--steps', str(self.o.steps)],
+                env=env, stdout=out, stderr=err)
+
+    def end(self):
+        for host, process in self.hosts.items():
+            process.send_signal(signal.SIGSTOP)  # so that it starts nothing again
+            for pid in children(process.pid).values():
+                kill(pid)
+            process.kill()
+            process.wait()
+            subprocess.run([self.tool('shardctl'), 'down', '--yes', '-d', self.path(host)], capture_output=True, check=False)
+        for process in self.workers.values():
+            process.kill()
+            process.wait()
+        unwire(self.nodes)
+
+    def fail(self, why):
+        keep = os.path.join(self.o.logs, f'chaos-hosts-{self.seed}')
+        shutil.rmtree(keep, ignore_errors=True)
+        os.makedirs(keep)
+        for name in os.listdir(self.dir):
+            if name.endswith(('.log', '.out', '.err')):
+                shutil.copy(self.path(name), keep)
+        say(f'seed {self.seed}: {why}; after {", ".join(kind for _, kind in self.events[-4:]) or "nothing"}; output: {keep}')
+        print(f'scripts/chaos.sh --hosts 2 --replicas 2 --kills {max(1, self.kills)} --seed {self.seed} '
+              f'--rate {self.o.rate:g} --per-run {self.o.per_run} --steps {self.o.steps}', flush=True)
+        sys.exit(1)
+
+    # -- Looking ---------------------------------------------------------------------------------
+
+    def look(self):
+        """What rank 0 prints, and the workers that have ended: those that were killed are started again."""
+        with open(self.path('worker_0.out'), 'rb') as f:
+            steps = STEP.findall(f.read())
+        now = time.monotonic()
+        if steps and int(steps[-1]) > self.step:
+            before = [kind for at, kind in self.events if at <= now and at >= self.step_at - 0.5]
+            if before:
+                self.stalls[before[-1]] = max(self.stalls.get(before[-1], 0), now - self.step_at)
+            self.step, self.step_at = int(steps[-1]), now
+        for rank, process in list(self.workers.items()):
+            code = process.poll()
+            if code is None or code == 0:
+                continue
+            if code != -signal.SIGKILL and not self.met_nobody(rank):
+                self.fail(f'worker {rank} ended with {code}')
+            self.start_worker(rank)
+
+    def met_nobody(self, rank):
+        """A worker that begins while a host is away, and nobody has put that out yet, ends: its engine starts it again."""
+        with open(self.path(f'worker_{rank}.err'), encoding='utf-8', errors='replace') as f:
+            return 'cannot be reached' in f.read().splitlines()[-1]
+
+    def until(self, what, is_so):
+        end = time.monotonic() + HANG_S
+        while not is_so():
+            if time.monotonic() > end:
+                self.fail(f'{what}: not within {HANG_S} s, at step {self.step}')
+            time.sleep(0.02)
+            if self.workers:
+                self.look()
+
+    def is_over(self):
+        return self.workers[0].poll() == 0
+
+    def note(self, kind):
+        self.events.append((time.monotonic(), kind))
+        if self.o.verbose:
+            say(f'seed {self.seed}: step {self.step}: {kind}')
+
+    def view(self):
+        """Hosts that are out."""
+        names = [n for n in os.listdir(self.path('arbiter')) if re.fullmatch(r'.*\.\d+', n)]
+        if not names:
+            return []
+        with open(os.path.join(self.path('arbiter'), max(names, key=lambda n: int(n.rpartition('.')[2]))), encoding='utf-8') as f:
+            return json.load(f)['out']
+
+    # -- Faults ----------------------------------------------------------------------------------
+
+    def strike(self):
+        kind = self.rng.choice(['worker', 'daemon', 'daemon', 'relay', 'wire'])
+        host = self.rng.choice('ab')
+        if kind == 'worker':
+            rank = self.rng.randrange(2)
+            if self.workers[rank].poll() is None:
+                self.note('a worker killed')
+                self.kills += kill(self.workers[rank].pid)
+        elif kind == 'wire':
+            self.note(f'wire cut for {SHORT_S:g} s')
+            self.cut('down')
+            self.pause(SHORT_S)
+            self.cut('up')
+        else:
+            there = children(self.hosts[host].pid)
+            names = [n for n in sorted(there) if (n == 'relay') == (kind == 'relay')]
+            if names:
+                self.note(f'a {kind} killed')
+                self.kills += kill(there[self.rng.choice(names)])
+
+    def cut(self, how):
+        subprocess.run(['ip', '-n', self.nodes[0], 'link', 'set', self.ends[0], how], check=True)
+
+    def lose_one_way(self, i):
+        """What host i sends goes to an address of nobody's."""
+        subprocess.run(['ip', '-n', self.nodes[i], 'neigh', 'replace', f'{NETWORK}.{2 - i}', 'lladdr', '02:00:00:00:00:01', 'dev',
+                        self.ends[i], 'nud', 'permanent'], check=True)
+
+    def pause(self, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self.is_over():
+            time.sleep(0.02)
+            self.look()
+
+    def lose_for_good(self, kind):
+        self.note(kind)
+        if kind.startswith('host'):
+            host = kind[5]
+            process = self.hosts.pop(host)
+            process.send_signal(signal.SIGSTOP)
+            pids = [*children(process.pid).values(), process.pid]
+            lost = [rank for rank in self.workers if self.place[rank] == host]
+            pids += [self.workers[rank].pid for rank in lost]
+            self.kills += sum(kill(pid) for pid in pids)
+            process.wait()
+            left = 'b' if host == 'a' else 'a'
+        else:
+            if kind.startswith('wire'):
+                self.cut('down')
+            else:
+                self.lose_one_way(0 if 'a to b' in kind else 1)
+            self.until('one side is out', lambda: self.is_over() or self.view())
+            if self.is_over():
+                return
+            left = 'b' if self.view() == ['a'] else 'a'
+            lost = [rank for rank in self.workers if self.place[rank] != left]
+            for rank in lost:
+                kill(self.workers[rank].pid)
+        for rank in lost:
+            self.workers[rank].wait()
+            self.place[rank] = left
+            self.start_worker(rank)
+
+    def go(self, kills_max):
+        self.begin()
+        while self.kills < min(self.o.per_run, kills_max) and not self.is_over():
+            self.pause(self.rng.uniform(0, 2 / self.o.rate))
+            self.strike()
+        if self.is_over():
+            self.fail('the run is too short: give more --steps')
+        kind = self.rng.choice(ENDS)
+        if self.view():  # kills and cuts in a row were as long as the patience: to lose the other one would be the end
+            kind = f'nothing more: {self.view()[0]} is out'
+        else:
+            self.lose_for_good(kind)
+        self.until('the end', lambda: all(w.poll() == 0 for w in self.workers.values()))
+        self.look()
+        with open(self.path('worker_0.out'), encoding='utf-8', errors='replace') as f:
+            digests = [line for line in f.read().splitlines() if line.startswith('digest ')]
+        self.end()
+        return kind, digests[-1] if digests else ''
+
+
+def undisturbed(o):
+    run = subprocess.run([os.path.join(o.bin, 'shd-gpt'), *MODEL, '--standalone', '--steps', str(o.steps)], capture_output=True,
+                         text=True, check=False)
+    if run.returncode:
+        sys.stderr.write(run.stderr[-4000:])
+        say(f'the undisturbed run ended with {run.returncode}')
+        sys.exit(1)
+    return run.stdout.splitlines()[-1]
+
+
+def main():
+    o = parse()
+    start = time.monotonic()
+    want = undisturbed(o)
+    say(f'undisturbed: {want}')
+    kills = runs = 0
+    stalls = {}
+    while kills < o.kills:
+        run = Run(o, o.seed + runs)
+        try:
+            kind, digest = run.go(o.kills - kills)
+            if digest != want:
+                run.fail(f'wanted {want}, got {digest or "no digest"}')
+        finally:
+            run.end()
+            shutil.rmtree(run.dir, ignore_errors=True)
+        say(f'seed {run.seed}: {run.kills} kills, {len(run.events)} events, then {kind}: digest is equal')
+        for what, seconds in run.stalls.items():
+            stalls[what] = max(stalls.get(what, 0), seconds)
+        kills, runs = kills + run.kills, runs + 1
+    for what, seconds in sorted(stalls.items(), key=lambda s: s[1]):
+        print(f'longest time without a step, {what}: {seconds:.1f} s')
+    print(f'kills={kills} runs={runs} steps={o.steps} patience_s={PATIENCE_S} seconds={time.monotonic() - start:.0f} digest=equal', flush=True)
+
+
+if __name__ == '__main__':
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
