@@ -192,10 +192,12 @@ static void make_put(const struct round *round, const struct link *link,
 static int put_unit(struct creating *c, uint32_t unit, struct shd_err *e)
 {
     int r = SHD_OK;
-    c->putting = (struct round){
-        .what = "Put", .asks = WIRE_PUT, .type = WIRE_REPLY_NONE, .make = make_put,
-        .replicated = true, .ctx = c
-    };
+    c->putting = (struct round){ .what = "Put",
+                                 .asks = WIRE_PUT,
+                                 .type = WIRE_REPLY_NONE,
+                                 .make = make_put,
+                                 .replicated = true,
+                                 .ctx = c };
     for (uint32_t i = 0; r == SHD_OK && i < c->hub->link_count; i++) {
         if (c->parts[i].stage.base == NULL)
             continue; /* gone */

@@ -94,11 +94,11 @@ struct map_model {
     struct map_owner *owners; /* owned, [member_count]: owners, then their replicas (replica.h) */
     uint32_t owner_count;
     uint32_t member_count; /* == owner_count, or twice as many */
-    bool whole;           /* owners' segments are mapped one by one: whole.h */
-    void **params;        /* owned, [units]: reservations; NULL: not made */
-    uint32_t *view_of;    /* owned, [units]: views of units that are cut alike are shared */
-    uint64_t *view_elems; /* owned, [view_count]: elements of the unit */
-    uint32_t *view_unit;  /* owned, [view_count]: a unit of that view */
+    bool whole;            /* owners' segments are mapped one by one: whole.h */
+    void **params;         /* owned, [units]: reservations; NULL: not made */
+    uint32_t *view_of;     /* owned, [units]: views of units that are cut alike are shared */
+    uint64_t *view_elems;  /* owned, [view_count]: elements of the unit */
+    uint32_t *view_unit;   /* owned, [view_count]: a unit of that view */
     uint32_t view_count;
     float **views; /* owned, [slots * view_count]: reservations; NULL: not made */
     uint32_t view_slots;

@@ -130,7 +130,8 @@ static int ask(struct putting *p, enum wire_create_what what, bool first,
         r = round_ask(&round, &p->hub->links[i], 0, e);
     r = round_finish(&round, p->hub, r, e);
     for (uint32_t i = first ? 0 : 1; r == SHD_OK && i < end; i++)
-        if (p->hub->links[i].state != LINK_GONE && p->parts[i].state != wanted && !(first && p->parts[i].state == WIRE_CREATED_OVER))
+        if (p->hub->links[i].state != LINK_GONE && p->parts[i].state != wanted &&
+            !(first && p->parts[i].state == WIRE_CREATED_OVER))
             r = link_err(&p->hub->links[i], SHD_ESTEP, e,
                          "answered a put in step %" PRIu64 " with %d", p->m->step,
                          (int)p->parts[i].state);
@@ -239,8 +240,7 @@ static int write_all(const struct putting *p, struct shd_err *e)
 static int check_peers(const struct putting *p, struct shd_err *e)
 {
     for (uint32_t i = 0; p->put->unit_updates != NULL && i < p->hub->link_count; i++)
-        if (p->hub->links[i].state != LINK_GONE &&
-            p->hub->links[i].peer.level < WIRE_LEVEL_COUNTS)
+        if (p->hub->links[i].state != LINK_GONE && p->hub->links[i].peer.level < WIRE_LEVEL_COUNTS)
             return link_err(&p->hub->links[i], SHD_ENOTSUP, e,
                             "is of an older build, which has one count of updates for all units: "
                             "put without unit_updates, or upgrade it");

@@ -1,8 +1,9 @@
-/* Hosts that come back: replicas (replica.h) that this session has let go of, and goes on with again.
+/* Hosts that come back: replicas (replica.h) that this session has let go of, and goes on with
+ * again.
  *
- * Who fills a host (client/checkpoint/refill.h) makes a view with it and then has every model go back
- * to the step that it was filled at. So a session may go on without it for as long as no model has
- * gone back: what it commits meanwhile is given up. It looks who is in, therefore, when it has
+ * Who fills a host (client/checkpoint/refill.h) makes a view with it and then has every model go
+ * back to the step that it was filled at. So a session may go on without it for as long as no model
+ * has gone back: what it commits meanwhile is given up. It looks who is in, therefore, when it has
  * opened a model, and before it goes along with a rewind; a host that is in again is connected to,
  * its part of all models that are open is opened, and the rewind is waited for where it is to come.
  *
@@ -16,8 +17,8 @@
  *                                 claims view 8: b has all
  *
  * Failure: a host that goes away while it is joined is put out as any other; so is one that is
- * filled without end, as who fills it has died. What else breaks a join off leaves the session as it
- * was, without the host. One thread.
+ * filled without end, as who fills it has died. What else breaks a join off leaves the session as
+ * it was, without the host. One thread.
  */
 #ifndef SHD_PATHS_REJOIN_H
 #define SHD_PATHS_REJOIN_H

@@ -218,7 +218,8 @@ static bool return_can_wait(const struct shd_model *m, const struct path_return 
            o->shards->slice[ret->unit].elems <= SMALL_ELEMS;
 }
 
-/* Replicas first: one that takes an owner's place in the middle of this is told, whenever that is. */
+/* Replicas first: one that takes an owner's place in the middle of this is told, whenever that is.
+ */
 static struct link *told_as(struct hub *hub, uint32_t at)
 {
     const uint32_t replicas = hub->link_count - hub->owner_count;

@@ -38,8 +38,8 @@ bool hub_lose(struct hub *hub, uint32_t index, const struct shd_err *why);
 /* Has it lost that one? */
 bool hub_lost(const struct hub *hub, uint32_t index);
 
-/* links[index], a replica's, is gone, and its host is in again: it is connected to anew, as one that
- * was there and is away. */
+/* links[index], a replica's, is gone, and its host is in again: it is connected to anew, as one
+ * that was there and is away. */
 void hub_return(struct hub *hub, uint32_t index);
 
 /* The first link's fault, or SHD_OK. */

@@ -20,8 +20,9 @@ struct round {
                 struct shd_err *e);
     const struct spec_out *spec; /* what it names, brought along each time; NULL: none */
     const struct shd_err *fault; /* NULL, or what ends a wait once it is set; borrowed */
-    bool replicated; /* replicas are asked the same; else an owner's, that takes over, is asked anew */
-    bool follows;    /* with that: who asks follows what is lost; else it is an error of the round */
+    bool replicated; /* replicas are asked the same; else an owner's, that takes over, is asked anew
+                      */
+    bool follows; /* with that: who asks follows what is lost; else it is an error of the round */
     bool to_the_end;    /* an error ends it once no daemon has a request of it: these make things.
                          * Who is silent for a second after it is hung up on, and does nothing for
                          * a session that has ended */

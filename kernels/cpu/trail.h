@@ -23,8 +23,8 @@
 #define TRAIL_GROUP_MAX   64u /* what a record has room for */
 #define TRAIL_COUNT_BITS  17  /* of a chunk word: elements done; the rest is the op */
 
-/* Of an array in 8 bits (proto/spec/optimizer.h) the block that [elem, elem + n) begins is kept whole,
- * codes, then their scale. Builds that know none refuse such an offset. */
+/* Of an array in 8 bits (proto/spec/optimizer.h) the block that [elem, elem + n) begins is kept
+ * whole, codes, then their scale. Builds that know none refuse such an offset. */
 #define TRAIL_INT8 UINT64_C(1)
 
 struct trail_record {

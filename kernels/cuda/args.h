@@ -44,8 +44,9 @@
  * frees all records and gives the chunks to op.
  */
 #define CUDA_ARRAYS_MAX 3u
-#define CUDA_TRAIL_INT8 1u /* of an offset: the array is in 8 bits, and so is what is kept of it \
-                            */
+#define CUDA_TRAIL_INT8                                                      \
+    1u /* of an offset: the array is in 8 bits, and so is what is kept of it \
+        */
 #define CUDA_RECORDS_MAX (2u * CUDA_BLOCKS_MAX)
 
 struct cuda_trail_head {

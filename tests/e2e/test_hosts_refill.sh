@@ -9,7 +9,8 @@ set -euo pipefail
 bin=$(cd "$1" && pwd)
 steps=${2:-160}
 here=$(cd "$(dirname "$0")" && pwd)
-work=$(mktemp -d "${TMPDIR:-/tmp}/shd-refill.XXXXXX")
+# In memory: who fills a host, and views, wait for no disk then.
+work=$(mktemp -d /dev/shm/shd-refill.XXXXXX 2>/dev/null || mktemp -d "${TMPDIR:-/tmp}/shd-refill.XXXXXX")
 
 # shellcheck source=tests/lib/wait.sh
 . "$here/../lib/wait.sh"

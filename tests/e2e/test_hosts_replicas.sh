@@ -98,7 +98,7 @@ end_same "a daemon of each host killed${wire:+, the wire cut for 1 s}"
 all_in
 first=$(digest_of "A?cpu0,cpu3")
 second=$(digest_of "A?cpu2,cpu1")
-[ -n "$first" ] && [ "$first" = "$second" ] || fail "the pairs differ: $first, $second"
+if [ -z "$first" ] || [ "$first" != "$second" ]; then fail "the pairs differ: $first, $second"; fi
 echo "  both of each pair have the same bits"
 end_hosts
 

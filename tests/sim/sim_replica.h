@@ -30,7 +30,8 @@
  *   rewinds, guests  owner 0 goes alone, and guests ask owners only;
  *   three hosts, of which two are cut off from each other: a worker of the third goes on by an old
  *                  view as long as it reaches a host that is out, has that compute what others have
- *                  ended without it, and reads its parameters. Requests would have to name the view.
+ *                  ended without it, and reads its parameters. Requests would have to name the
+ * view.
  */
 #ifndef SHD_SIM_REPLICA_H
 #define SHD_SIM_REPLICA_H

@@ -1,5 +1,6 @@
-/* `shardctl host --refill`: this host is filled whenever it is found out, by another shardctl beside
- * the daemons (`shardctl hosts --in NAME --by DIR --watch`), which ends with this process. */
+/* `shardctl host --refill`: this host is filled whenever it is found out, by another shardctl
+ * beside the daemons (`shardctl hosts --in NAME --by DIR --watch`), which ends with this process.
+ */
 #ifndef SHD_CTL_HOST_REFILL_H
 #define SHD_CTL_HOST_REFILL_H
 

@@ -13,14 +13,15 @@ void host_replicas_free(struct host_replicas *h)
     pairs_free(&h->pairs);
 }
 
-/* Of three hosts two can be cut off from each other while the third reaches both. A worker there that
- * has not read the view yet may return gradients of a step that one side has gone on from. */
+/* Of three hosts two can be cut off from each other while the third reaches both. A worker there
+ * that has not read the view yet may return gradients of a step that one side has gone on from. */
 static int check_hosts(const struct replicas *told, struct shd_err *e)
 {
     if (told->host_count <= 2)
         return SHD_OK;
     return err_set(e, SHD_ENOTSUP,
-                   "%" PRIu32 " hosts of the cluster have devices, as '%s', '%s' and '%s': replicas "
+                   "%" PRIu32
+                   " hosts of the cluster have devices, as '%s', '%s' and '%s': replicas "
                    "are on two",
                    told->host_count, told->hosts[0].name, told->hosts[1].name, told->hosts[2].name);
 }
