@@ -12,8 +12,6 @@ static const struct kern_hyper trail_hypers[] = {
 
 #define ARRAYS_BYTES (5 * ELEMS * sizeof(float) + 2 * quant_bytes(ELEMS))
 
-#define RUNS_MAX 8u
-
 struct world world_new(void)
 {
     EXPECT_EQ(kern_trail_chunks(ELEMS), CHUNKS);
@@ -58,11 +56,11 @@ void world_reset(const struct world *w)
 }
 
 /* The runs from the blocks on that they begin in, or else in which the one before ends. */
-static uint32_t runs_of_blocks(const struct inputs *in, struct kern_run runs[RUNS_MAX])
+static uint32_t runs_of_blocks(const struct inputs *in, struct kern_run runs[INPUT_RUNS_MAX])
 {
     uint64_t end = 0;
     uint32_t count = 0;
-    EXPECT(in->run_count <= RUNS_MAX);
+    EXPECT(in->run_count <= INPUT_RUNS_MAX);
     for (uint32_t i = 0; i < in->run_count; i++) {
         const struct kern_run *run = &in->runs[i];
         uint64_t first = run->first_elem / QUANT_BLOCK_ELEMS * QUANT_BLOCK_ELEMS;
@@ -149,7 +147,6 @@ static int queue_update(struct kern *k, const struct world *w, struct inputs *in
     static const enum spec_optimizer kinds[SCRIPT_UPDATES] = { SPEC_SGD, SPEC_ADAMW, SPEC_LION,
                                                                SPEC_MEAN, SPEC_ADAMW };
     const enum spec_optimizer kind = kinds[op / 4 % SCRIPT_UPDATES];
-    struct kern_run runs[RUNS_MAX];
     struct kern_op queued = { .kind = KERN_UPDATE };
     queued.update = (struct kern_update){
         .kind = kind,
@@ -173,8 +170,8 @@ static int queue_update(struct kern *k, const struct world *w, struct inputs *in
         queued.update.int8 = true;
         queued.update.m = w->q[0].base;
         queued.update.v = w->q[1].base;
-        queued.update.runs = runs;
-        queued.update.run_count = runs_of_blocks(in, runs);
+        queued.update.runs = in->blocks;
+        queued.update.run_count = runs_of_blocks(in, in->blocks);
     }
     if (trail)
         queued.update.trail = trail_of(w, op, CHUNKS);

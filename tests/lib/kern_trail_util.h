@@ -30,6 +30,8 @@ struct world {
 };
 
 /* What operations read, the same in every process, and where they publish. */
+#define INPUT_RUNS_MAX 8u
+
 struct inputs {
     uint64_t acc_elems;         /* accumulated of ELEMS */
     uint64_t update_elems;      /* updated of them */
@@ -40,6 +42,7 @@ struct inputs {
     uint32_t run_count;
     float grad[3][ELEMS]; /* of each dtype, in room for the widest */
     float publish[ELEMS];
+    struct kern_run blocks[INPUT_RUNS_MAX]; /* of an update in 8 bits, as long as it is queued */
 };
 
 struct world world_new(void);
