@@ -173,10 +173,11 @@ static int print_owners(const struct spec *spec, const struct plan_ask *ask,
             text_size(o.max.ledger + o.max.board + o.max.spec, rest), text_size(o.max.spare, spare),
             text_size(o.max.all, all), text_size(o.total_bytes, total),
             text_size(o.max.spill_max, spill), publish);
+    const uint32_t tile_bytes = QUANT_TILE_BYTES;
     if (spec->int8)
         fprintf(out,
                 "  Of the state, moments in 8 bits: %g bytes a parameter; in fp32 it were %u.\n",
-                spec_moments(spec) * (double)QUANT_TILE_BYTES / QUANT_TILE_ELEMS,
+                (double)spec_moments(spec) * tile_bytes / QUANT_TILE_ELEMS,
                 spec_moments(spec) * (unsigned)sizeof(float));
     if (spec_has_whole(spec))
         fprintf(
