@@ -388,8 +388,7 @@ int membership_refresh(struct hub *hub, struct shd_err *e)
     struct membership *m = hub->members.membership;
     const uint64_t start_ns = clock_now_ns();
     struct shd_err why = { 0 };
-    int r;
-    while ((r = read_view(m, &why)) != SHD_OK) {
+    while (read_view(m, &why) != SHD_OK) {
         say_unreachable(m, hub, &why);
         const uint64_t left_ns = hub_left_ns(hub, start_ns, HURRY_NS);
         if (left_ns == 0)
@@ -397,7 +396,7 @@ int membership_refresh(struct hub *hub, struct shd_err *e)
                            "who of the hosts with replicas is in is not known: "
                            "%.200s",
                            why.text);
-        r = hub_poll(hub, left_ns, e);
+        const int r = hub_poll(hub, left_ns, e);
         if (r != SHD_OK)
             return r;
     }

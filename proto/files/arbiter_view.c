@@ -118,7 +118,7 @@ static void take_behind_out(struct arbiter_view *v, const char *host)
 int arbiter_view_next(const struct arbiter_view *v, const char *host, struct arbiter_view *ret_next,
                       struct shd_err *e)
 {
-    struct arbiter_view next;
+    struct arbiter_view next = { 0 };
     uint32_t at = 0;
     if (!arbiter_name_is_one(host))
         return not_a_name(host, e);
@@ -131,6 +131,7 @@ int arbiter_view_next(const struct arbiter_view *v, const char *host, struct arb
     const int r = grow(v, v->number + 1, &next, e);
     if (r != SHD_OK)
         return r;
+    CHECK(next.out != NULL); /* grow()'s */
     take_behind_out(&next, host);
     while (at < v->out_count && strcmp(v->out[at], host) < 0)
         at++;
@@ -144,13 +145,14 @@ int arbiter_view_next(const struct arbiter_view *v, const char *host, struct arb
 int arbiter_view_in(const struct arbiter_view *v, const char *host, struct arbiter_view *ret_next,
                     struct shd_err *e)
 {
-    struct arbiter_view next;
+    struct arbiter_view next = { 0 };
     uint32_t at = 0;
     if (!arbiter_view_has(v, host))
         return err_set(e, SHD_ENOENT, "host '%.60s' is not out, in view %" PRIu64, host, v->number);
     const int r = grow(v, v->number + 1, &next, e);
     if (r != SHD_OK)
         return r;
+    CHECK(next.out != NULL && next.behind != NULL); /* grow()'s */
     while (strcmp(next.out[at], host) != 0)
         at++;
     next.out_count--;

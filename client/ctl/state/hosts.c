@@ -183,7 +183,7 @@ static void keep_in(struct hosts *h, const char *name, const char *by)
         struct shd_err e = { 0 };
         const int r = fill(h, name, by, &e);
         if (r == SHD_OK || r == SHD_EEXIST) /* it is in */
-            said = e = (struct shd_err){ 0 };
+            e = (struct shd_err){ 0 };
         else if (strcmp(e.text, said.text) != 0)
             ctl_say("host '%s' is not filled, and is tried again every %u s: %s", name, AGAIN_S,
                     e.text);
