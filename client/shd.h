@@ -103,8 +103,9 @@ struct shd_options {
     size_t size;
     const char *address; /* NULL: $SHARDD_ADDRESS, else where this user's only `shardctl up` or
                           * `run` is, else /run/shardd. Either a runtime directory ("DIR": every
-                          * daemon in it, or "DIR?cpu0,cpu1"), or "local:", owners inside this
-                          * process: no daemon, same bits. */
+                          * daemon in it, or "DIR?cpu0,cpu1"; "DIR?cpu0+cpu2,cpu3+cpu1": pairs, each
+                          * with one slice, as `shardctl host --replicas 2` prints them), or
+                          * "local:", owners inside this process: no daemon, same bits. */
     const char *name;    /* shown by `shardctl status`; NULL: the program's name */
     uint32_t slots;      /* gradients in flight to each owner, 1..64; 0: as the plan needs */
     uint32_t threads;    /* "local:" only: threads that apply updates; 0: one */

@@ -328,7 +328,8 @@ static int make_dir(struct filling *f, struct shd_err *e)
     if (stat(f->r->dir, &st) != 0)
         return err_sys(e, SHD_ENOENT, "look at directory '%.100s'", f->r->dir);
     nftw(f->dir, remove_one, OPEN_FILES, FTW_DEPTH | FTW_PHYS); /* of who died in it */
-    if (mkdir(f->dir, 0755) != 0)
+    if (mkdir(f->dir, 0711) !=
+        0) /* daemons of another user pass; what is in it has a mode of its own */
         return err_sys(e, SHD_EIO, "make directory '%.150s'", f->dir);
     return SHD_OK;
 }

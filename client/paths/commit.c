@@ -202,10 +202,9 @@ int commit_step(struct shd_model *m, const struct decide_args *args, const struc
     const int r = commit_turn(&t, e);
     m->sealed = m->sealed || turn_state(m->map->turn) != TURN_PREPARING ||
                 turn_unit_sums(m->map->turn) > 0;
+    /* One that is out contradicts the others. */
     if (r == SHD_EINTERNAL && membership_news(m->session->hub)) {
-        *ret_decided = (struct decided){
-            .over = true
-        }; /* one that is out contradicts the others */
+        *ret_decided = (struct decided){ .over = true };
         return SHD_OK;
     }
     if (r == SHD_OK)

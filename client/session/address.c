@@ -4,15 +4,18 @@
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include "client/plan/wrap.h"
 #include "client/session/where.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/files/replicas.h"
 #include "proto/spec/layout.h"
 
 #define SOCKET_SUFFIX ".sock"
@@ -146,6 +149,15 @@ static int list_devices(struct address *address, struct shd_err *e)
                        "no daemon in '%.80s' (no *%s there): start one with "
                        "shardd --device cpu0 --runtime-dir '%.80s'",
                        address->dir, SOCKET_SUFFIX, address->dir);
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/" REPLICAS_FILE, address->dir) < (int)sizeof path &&
+        access(path, F_OK) == 0)
+        return err_set(
+            e, SHD_EINVAL,
+            "the daemons of '%.80s' are pairs (" REPLICAS_FILE "), and a bare directory "
+            "would take each for an owner: take the address that `shardctl host` prints, "
+            "as '%.80s?cpu0+cpu2,cpu3+cpu1'",
+            address->dir, address->dir);
     qsort(address->devices, address->count, sizeof *address->devices, compare_devices);
     address->owners = address->count;
     return SHD_OK;

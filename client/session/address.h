@@ -29,8 +29,8 @@ struct address {
 };
 
 /* Parse text (NULL: what where_find() says) and, for a bare DIR, list the directory. Errors:
- * SHD_EINVAL malformed; SHD_ENOENT no such directory or no daemon in it; SHD_EAUTH directory not
- * readable; SHD_ERANGE too many daemons or path too long; SHD_ENOMEM. */
+ * SHD_EINVAL malformed, or a bare DIR of pairs; SHD_ENOENT no such directory or no daemon in it;
+ * SHD_EAUTH directory not readable; SHD_ERANGE too many daemons or path too long; SHD_ENOMEM. */
 int address_parse(const char *text, struct address *ret_address, struct shd_err *e);
 void address_free(struct address *address); /* leaves it empty; empty is a no-op */
 

@@ -133,6 +133,16 @@ static int init_links(struct hub *hub, const struct address *address, const char
     return init_zmq(hub, e);
 }
 
+static int open_members(struct hub *hub, const char *dir, struct shd_err *e)
+{
+    int r = membership_open(dir, &hub->members.membership, e);
+    if (r == SHD_OK)
+        r = membership_begin(hub, e);
+    if (r == SHD_OK)
+        hub->members.look = membership_look;
+    return r;
+}
+
 int hub_new(const struct address *address, const struct hub_options *options, struct hub **ret_hub,
             struct shd_err *e)
 {
@@ -149,11 +159,7 @@ int hub_new(const struct address *address, const struct hub_options *options, st
     hub->role = options->role;
     int r = init_links(hub, address, options->name, &why);
     if (r == SHD_OK && address->owners < address->count)
-        r = membership_open(address->dir, &hub->members.membership, &why);
-    if (r == SHD_OK && hub->members.membership != NULL)
-        r = membership_begin(hub, &why);
-    if (r == SHD_OK && hub->members.membership != NULL)
-        hub->members.look = membership_look;
+        r = open_members(hub, address->dir, &why);
     while (r == SHD_OK && hub->down_count > 0) /* each link has its own bound */
         r = hub_poll(hub, POLL_SLICE_NS, &why);
     if (r != SHD_OK) {

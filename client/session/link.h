@@ -120,7 +120,7 @@ struct hub_seats {
 
 struct hub_members {               /* owners and their replicas, and who is out */
     const struct hub_seats *seats; /* borrowed; NULL: the links are those of all owners, in order */
-    struct membership *membership; /* owned: who is out; NULL: nobody ever is */
+    struct membership *membership; /* owned: who is out; NULL: there are no replicas */
     void (*look)(struct hub *hub); /* with that: in each hub_poll() */
     /* The owner's place is to be taken by its replica, which may be down but is not gone (false: it
      * cannot yet); or (gone) the replica is gone. May be NULL. */

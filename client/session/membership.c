@@ -89,11 +89,12 @@ int membership_open(const char *dir, struct membership **ret_membership, struct 
     if (m == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a session");
     int r = replicas_read(dir, &m->hosts, e);
-    if (r == SHD_ENOENT) {
-        free(m);
-        *ret_membership = NULL;
-        return SHD_OK;
-    }
+    if (r == SHD_ENOENT)
+        r = err_set(e, r,
+                    "the address names pairs, and '%.100s' has no " REPLICAS_FILE
+                    ", which says what "
+                    "hosts they are of: `shardctl host --replicas 2` writes it",
+                    dir);
     if (r == SHD_OK)
         r = take_patience(m, e);
     if (r == SHD_OK && (m->came = sys_calloc(m->hosts.host_count, sizeof *m->came)) == NULL)

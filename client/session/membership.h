@@ -33,8 +33,8 @@ struct hub;
 struct link;
 struct membership;
 
-/* Of the sessions to a runtime directory; its replicas.json is read. *ret_membership: NULL where it
- * has none: then nobody is ever out. Errors: what replicas_read() and arbiter_open() have. */
+/* Of the sessions to a runtime directory with pairs; its replicas.json is read. Errors: what
+ * replicas_read() and arbiter_open() have; SHD_ENOENT: it has none, and nobody could be put out. */
 int membership_open(const char *dir, struct membership **ret_membership, struct shd_err *e);
 void membership_close(struct membership *m); /* NULL is a no-op */
 

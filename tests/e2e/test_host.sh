@@ -35,7 +35,6 @@ wrong() {
     grep -q -- "$text" "$work/refusal" || fail "no '$text' in: $(cat "$work/refusal")"
     [ ! -e "$work/no" ] || fail "it made a directory"
 }
-is_ready() { [ -s "$work/$1.address" ]; }
 pid_in_log() { sed -n "s/.*$2 pid=\([0-9]*\).*/\1/p" "$work/host_$1.log" | tail -n 1; }
 relay_pid() { curl -sS --unix-socket "$work/$1/relay.status" http://localhost/status | sed 's/.*"pid":\([0-9]*\).*/\1/'; }
 is_another() { [ -n "$(relay_pid "$1" 2>/dev/null)" ] && [ "$(relay_pid "$1")" != "$2" ]; }

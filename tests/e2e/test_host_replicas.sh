@@ -35,7 +35,6 @@ host() {
     disown
 }
 twice() { host "$1" --replicas 2 --arbiter "file:$arbiter" "${@:2}"; }
-is_ready() { [ -s "$work/$1.address" ]; }
 # wrong TEXT ARGUMENTS...
 wrong() {
     local text=$1

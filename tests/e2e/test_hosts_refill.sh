@@ -31,9 +31,6 @@ host() {
     disown
     soon "$host" is_ready "$host"
 }
-is_ready() { [ -s "$work/$1.address" ]; }
-# The address that is printed, without its directory.
-pairs() { sed -n "s|^export SHARDD_ADDRESS='$work/$1?\(.*\)'$|\1|p" "$work/$1.address"; }
 
 # lose HOST [WORKER]: every process of it, at once, and its worker.
 lose() {
@@ -69,18 +66,6 @@ begin() {
     host B
     all=$(pairs A)
     [ "$all" = "$(pairs B)" ] || fail "pairs: $(cat "$work"/?.address)"
-}
-end_hosts() {
-    local host
-    for host in "${!relays[@]}"; do
-        kill -TERM "${relays[$host]}"
-        soon "the end of $host" is_gone "${relays[$host]}"
-    done
-    relays=()
-}
-digest_of() {
-    local -n on=on_${1%%\?*}
-    SHARDD_ADDRESS=$work/$1 "${on[@]}" "$bin/shardctl" digest 2>>"$work/err"
 }
 
 hosts_make

@@ -27,9 +27,6 @@ host() {
     relays[$host]=$!
     disown
 }
-is_ready() { [ -s "$work/$1.address" ]; }
-# The address that is printed, without its directory.
-pairs() { sed -n "s|^export SHARDD_ADDRESS='$work/$1?\(.*\)'$|\1|p" "$work/$1.address"; }
 
 # lose HOST: every process of it, at once.
 lose() {
@@ -58,20 +55,8 @@ both() {
     worker "$1?$(pairs A)" 0 2 --elastic --slow "$3"
     worker "$2?$(pairs A)" 1 2 --elastic --slow "$3"
 }
-end_hosts() {
-    local host
-    for host in "${!relays[@]}"; do
-        kill -TERM "${relays[$host]}"
-        soon "the end of $host" is_gone "${relays[$host]}"
-    done
-    relays=()
-}
 views() { find "$work/arbiter" -type f | wc -l; }
 all_in() { [ "$(views)" = 0 ] || fail "somebody is out: $(ls "$work/arbiter")"; }
-digest_of() {
-    local -n on=on_${1%%\?*}
-    SHARDD_ADDRESS=$work/$1 "${on[@]}" "$bin/shardctl" digest 2>>"$work/err"
-}
 
 hosts_make
 mkdir -m 700 "$work/keys"

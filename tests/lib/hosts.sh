@@ -165,3 +165,23 @@ in_one_process() {
     # shellcheck disable=SC2086
     "$bin/shd-gpt" --standalone --steps "$steps" $model_words "$@" 2>"$work/err" | tail -n 1
 }
+
+# -- Of `shardctl host`, whose standard output is $work/HOST.address, by relays[] ------------------
+
+is_ready() { [ -s "$work/$1.address" ]; }
+# The address that is printed, without its directory.
+pairs() { sed -n "s|^export SHARDD_ADDRESS='$work/$1?\(.*\)'$|\1|p" "$work/$1.address"; }
+# In order, all of them.
+end_hosts() {
+    local host
+    for host in "${!relays[@]}"; do
+        kill -TERM "${relays[$host]}"
+        soon "the end of $host" is_gone "${relays[$host]}"
+    done
+    relays=()
+}
+# digest_of HOST?DEVICES
+digest_of() {
+    local -n on=on_${1%%\?*}
+    SHARDD_ADDRESS=$work/$1 "${on[@]}" "$bin/shardctl" digest 2>>"$work/err"
+}

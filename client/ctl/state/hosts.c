@@ -27,9 +27,8 @@ static const char hosts_about[] =
 
 static const char hosts_more[] =
     "--out HOST: say that a host is lost, as workers do by themselves when they find it so. Its\n"
-    "daemons' copies count no more from then on, also if it lives: workers there end. Refused "
-    "where\n"
-    "it has the only copy of a slice.\n"
+    "daemons' copies count no more from then on, also if it lives: workers there go on by the\n"
+    "other copies. Refused where it has the only copy of a slice.\n"
     "\n"
     "--in HOST --by DIR: fill the copies of a host that is out, and whose daemons run again, and "
     "let it\n"

@@ -141,4 +141,13 @@ TEST(at_random_each_slice_keeps_a_member)
     EXPECT(claims > 1000);
 }
 
+/* Pairs of which nobody knows whose they are would be replicas in name alone. */
+TEST(pairs_without_hosts_are_refused)
+{
+    struct membership *m = NULL;
+    struct shd_err e = { 0 };
+    EXPECT_STATUS(membership_open("/nonexistent/shardd", &m, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "'/nonexistent/shardd' has no replicas.json");
+}
+
 TEST_MAIN()

@@ -467,6 +467,24 @@ TEST(bare_directory_lists_its_daemons_in_order)
     remove_dir();
 }
 
+/* Else each daemon of a pair would be an owner, of half of it. */
+TEST(a_bare_directory_of_pairs_is_refused)
+{
+    struct address a;
+    struct shd_err e;
+    char text[100];
+    make_dir();
+    put_file("cpu0.sock");
+    put_file("cpu2.sock");
+    put_file("replicas.json");
+    EXPECT_STATUS(parse(dir, &a, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "are pairs (replicas.json)");
+    snprintf(text, sizeof text, "%s?cpu0+cpu2", dir);
+    EXPECT_OK(parse(text, &a, &e), &e);
+    address_free(&a);
+    remove_dir();
+}
+
 TEST(device_list_keeps_its_order)
 {
     struct address a;

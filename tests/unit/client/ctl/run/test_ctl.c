@@ -39,7 +39,8 @@ TEST(wrong_command_lines_exit_2_and_suggest)
     } cases[] = {
         { { "stats" }, "unknown verb 'stats'; did you mean status?" },
         { { "xyzzy" },
-          "known: run, up, host, drain, down, logs, status, top, log, trace, dashboard, exporter, "
+          "known: run, up, host, hosts, drain, down, logs, status, top, log, trace, dashboard, "
+          "exporter, "
           "show, digest, plan, checkpoint, restore, export, set, fork, snapshot, snapshots, "
           "replay, rewind, drop, keys, doctor, completion, help" },
         { { "run", "--deamons", "2" }, "unknown flag '--deamons'; did you mean --daemons?" },
