@@ -321,12 +321,18 @@ static bool lives(const struct link *link)
     return lock_look(dir, lock) == LOCK_HELD;
 }
 
+/* One whose host is to be put out for it is not given up before. */
 static uint64_t patience_ns(const struct link *link)
 {
-    const uint64_t timeout_ns = link->hub->timeout_ns;
-    const bool never = link->hub->patient && !link->known && link->state == LINK_DOWN;
-    const uint64_t first_ns = link->hub->at.first_ns > 0 ? link->hub->at.first_ns : FIRST_NS_MAX;
-    return never && timeout_ns > first_ns && !lives(link) ? first_ns : timeout_ns;
+    const struct hub *hub = link->hub;
+    const uint64_t timeout_ns = hub->timeout_ns, first_ns = hub->at.first_ns;
+    const bool never = !link->known && link->state == LINK_DOWN;
+    const uint64_t never_ns = first_ns > 0 ? first_ns : FIRST_NS_MAX;
+    if (!hub->patient)
+        return timeout_ns;
+    if (never && timeout_ns > never_ns && !lives(link))
+        return never_ns;
+    return timeout_ns > first_ns ? timeout_ns : first_ns;
 }
 
 /* A daemon that we never reached was there once, and beside it listens who starts it again. */
@@ -372,7 +378,7 @@ static void give_up(struct link *link, uint64_t waited_ns)
         link_err(link, SHD_ETIMEDOUT, &e, "%s", link->last.text);
     else
         link_err(link, SHD_ETIMEDOUT, &e, "did not %s within %" PRIu64 " ms", missing[link->state],
-                 link->hub->timeout_ns / NS_PER_MS);
+                 patience_ns(link) / NS_PER_MS);
     link_fault(link, &e);
 }
 

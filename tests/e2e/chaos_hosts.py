@@ -156,6 +156,10 @@ class Run:
             if name.endswith(('.log', '.out', '.err')):
                 shutil.copy(self.path(name), keep)
         say(f'seed {self.seed}: {why}; after {", ".join(kind for _, kind in self.events[-4:]) or "nothing"}; output: {keep}')
+        for name in sorted(n for n in os.listdir(keep) if n.endswith(('.log', '.err'))):
+            with open(os.path.join(keep, name), encoding='utf-8', errors='replace') as f:
+                for line in f.read().splitlines()[-6:]:
+                    say(f'{name}: {line}')
         print(f'scripts/chaos.sh --hosts 2 --replicas 2 --kills {max(1, self.kills)} --seed {self.seed} '
               f'--rate {self.o.rate:g} --per-run {self.o.per_run} --steps {self.o.steps}', flush=True)
         sys.exit(1)
