@@ -167,6 +167,7 @@ static void say_joined(const struct shd_session *s)
 static int join(struct shd_session *s, const struct layout_opening *opening, struct shd_err *e)
 {
     struct shd_err why = { 0 };
+    s->hub->members.joining = true;
     begin_members(s);
     FAIL_POINT("rejoin:begun");
     int r = await_links(s->hub, &why);
@@ -177,6 +178,9 @@ static int join(struct shd_session *s, const struct layout_opening *opening, str
     else
         say_joined(s);
     end_members(s);
+    s->hub->members.joining = false;
+    if (r == SHD_OK)
+        r = membership_settle(s->hub, &why);
     return err_copy(&why, e);
 }
 

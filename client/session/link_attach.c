@@ -118,7 +118,8 @@ static int say_hello(struct link *link, const struct side_msg *welcome, struct s
                    .role = link->hub->role,
                    .name = link->hub->name,
                    .rank = link->hub->rank,
-                   .level = WIRE_LEVEL },
+                   .level = WIRE_LEVEL,
+                   .view = link->hub->members.told },
     };
     memcpy(hello.hello.token, welcome->token, SHD_TOKEN_BYTES);
     const int r = connect_dealer(link, e);
@@ -132,6 +133,16 @@ static uint32_t level_of(const struct side_msg *welcome)
     if (welcome->ticket != 0)
         return welcome->ticket < WIRE_LEVEL ? (uint32_t)welcome->ticket : WIRE_LEVEL;
     return welcome->kind == SEGMENT_SPEC ? WIRE_LEVEL_SPECS : WIRE_LEVEL_BASE;
+}
+
+static int check_level(const struct link *link, struct shd_err *e)
+{
+    if (!link->hub->members.tells || link->peer.level >= WIRE_LEVEL_VIEWS)
+        return SHD_OK;
+    return err_set(e, SHD_EPROTO,
+                   "its build, or its relay's, is of an older version, which takes in who has "
+                   "not read that a host is out: with replicas on more than two hosts all have "
+                   "to be of this version");
 }
 
 static void step_token(struct link *link, uint64_t now_ns)
@@ -150,8 +161,10 @@ static void step_token(struct link *link, uint64_t now_ns)
         r = side_welcome_check(&msg, &why);
     if (r == SHD_OK) {
         link->peer.level = level_of(&msg);
-        r = say_hello(link, &msg, &why);
+        r = check_level(link, &why);
     }
+    if (r == SHD_OK)
+        r = say_hello(link, &msg, &why);
     if (r == SHD_OK)
         set_state(link, LINK_HELLO, now_ns);
     else if (r == SHD_EGONE || (r == SHD_EBUSY && link->known))
@@ -224,8 +237,10 @@ int link_welcome(struct link *link, const struct wire_reply *reply, struct shd_e
     struct hub *hub = link->hub;
     struct shd_err why = { 0 };
     /* A daemon ends a session that has said no Hello for some seconds, or while others wait for its
-     * place. Where Hello came too late for that its token is not known, and a new one does. */
-    if (reply->status == SHD_EAUTH || (reply->status == SHD_EBUSY && link->known)) {
+     * place. Where Hello came too late for that its token is not known, and a new one does. One
+     * that knows a newer view than this session is told that when this session has read it. */
+    if (reply->status == SHD_EAUTH ||
+        (reply->status == SHD_EBUSY && (link->known || hub->members.told > 0))) {
         err_set(&why, reply->status, "refused Hello: %s", reply->text);
         retry(link, &why);
         return SHD_OK;

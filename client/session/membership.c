@@ -22,7 +22,8 @@
 #define LOOK_NS      NS_PER_S /* between two looks at the view */
 #define HURRY_NS     (NS_PER_S / 4) /* the same while somebody is away */
 #define ALWAYS_NS    (5 * NS_PER_S) /* the same of who never waits, while the arbiter is there */
-#define FILLS_MAX    8u             /* times the patience */
+#define SETTLE_NS    (20 * NS_PER_MS)
+#define FILLS_MAX    8u /* times the patience */
 
 struct membership {
     struct replicas hosts;    /* owned */
@@ -158,14 +159,49 @@ static struct link *twin_of(struct hub *hub, const struct link *link)
     return &hub->links[link->index < n ? link->index + n : link->index - n];
 }
 
+/* One of them may be in again, and have the slice: not for this session, which has not taken it in.
+ */
 static int err_both(const struct membership *m, const struct link *a, const struct link *b,
                     struct shd_err *e)
 {
+    const struct link *back = !link_is_out(m, a) ? a : !link_is_out(m, b) ? b : NULL;
+    if (back != NULL)
+        return err_set(e, SHD_EGONE,
+                       "of slice %" PRIu32 " daemon %s is out (view %" PRIu64
+                       "), and daemon %s came in again since this session began, which has not "
+                       "taken it in: connect anew",
+                       link_owner(a), (back == a ? b : a)->device, m->view.number, back->device);
     return err_set(e, SHD_EGONE,
                    "slice %" PRIu32
                    " is lost: the hosts of daemon %s and of daemon %s, its replica, "
                    "are out (view %" PRIu64 "); restore a checkpoint",
                    link_owner(a), a->device, b->device, m->view.number);
+}
+
+/* Daemons are told the newest view by connections made anew, once nobody is left who is out in it:
+ * a daemon takes in no session of an older one. While hosts are taken in again nobody is let go of,
+ * and no daemon is asked for more than what it has. */
+static void tell(const struct membership *m, struct hub *hub)
+{
+    struct shd_err why = { 0 };
+    err_set(&why, SHD_ECANCELED, "view %" PRIu64 " of the hosts", m->view.number);
+    if (hub->members.told == m->view.number + 1)
+        return;
+    hub->members.told = m->view.number + 1;
+    for (uint32_t i = 0; i < hub->link_count; i++) {
+        struct link *link = &hub->links[i];
+        if (link->state != LINK_GONE && link->state != LINK_DOWN && link->fault.code == SHD_OK)
+            link_down(link, &why);
+    }
+}
+
+static bool any_to_go(const struct membership *m, const struct hub *hub)
+{
+    for (uint32_t i = 0; i < hub->link_count; i++)
+        if (hub->links[i].state != LINK_GONE && hub->links[i].fault.code == SHD_OK &&
+            link_is_lost(m, &hub->links[i]))
+            return true;
+    return false;
 }
 
 /* What the view has out is let go of. An owner whose replica has not come as far is looked at
@@ -192,6 +228,8 @@ static void apply(struct membership *m, struct hub *hub)
         if (hub_lose(hub, i, &why) && hub->blame != NULL)
             blame_say(hub->blame, line);
     }
+    if (!any_to_go(m, hub) || hub->members.joining)
+        tell(m, hub);
 }
 
 static int read_view(struct membership *m, struct shd_err *e)
@@ -261,6 +299,7 @@ int membership_begin(struct hub *hub, struct shd_err *e)
         return err_prefix(e, "who of the hosts with replicas is out cannot be told");
     arrange(m, hub);
     apply(m, hub);
+    hub->members.tells = m->hosts.host_count > 2;
     hub->at.first_ns = (FIRST_TIMES + 1) * m->patience_ns;
     return hub_check(hub, e);
 }
@@ -342,15 +381,6 @@ static void put_out_missed(struct membership *m, struct hub *hub, uint64_t now_n
         put_out(m, hub, out);
 }
 
-static bool any_to_go(const struct membership *m, const struct hub *hub)
-{
-    for (uint32_t i = 0; i < hub->link_count; i++)
-        if (hub->links[i].state != LINK_GONE && hub->links[i].fault.code == SHD_OK &&
-            link_is_lost(m, &hub->links[i]))
-            return true;
-    return false;
-}
-
 bool membership_news(struct hub *hub)
 {
     struct membership *m = hub->members.membership;
@@ -380,6 +410,17 @@ void membership_look(struct hub *hub)
     else if (hurry)
         put_out_missed(m, hub, now_ns);
     apply(m, hub);
+}
+
+int membership_settle(struct hub *hub, struct shd_err *e)
+{
+    int r = SHD_OK;
+    while (r == SHD_OK && any_to_go(hub->members.membership, hub)) {
+        apply(hub->members.membership, hub);
+        if (any_to_go(hub->members.membership, hub))
+            r = hub_poll(hub, SETTLE_NS, e);
+    }
+    return r == SHD_OK ? hub_check(hub, e) : r;
 }
 
 /* -- Hosts that come back ---------------------------------------------------------------------- */

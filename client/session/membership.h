@@ -51,6 +51,10 @@ void membership_look(struct hub *hub);
  */
 int membership_refresh(struct hub *hub, struct shd_err *e);
 
+/* Let go of all that the view at hand has out, where that could not be done before: the replica
+ * comes as far by itself. Errors: those of hub_poll(). */
+int membership_settle(struct hub *hub, struct shd_err *e);
+
 /* Connect to hosts that are in again (hub_return()). False: there is none. */
 bool membership_join(struct hub *hub);
 

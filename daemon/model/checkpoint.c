@@ -490,7 +490,7 @@ static int take_updates(struct checkpoint *c, struct shd_err *e)
     c->updates = step_updates(m->core);
     if (!step_units_counted_apart(m->core))
         return SHD_OK;
-    if (c->op->session->level < WIRE_LEVEL_COUNTS)
+    if (c->op->session->said.level < WIRE_LEVEL_COUNTS)
         return err_set(e, SHD_ENOTSUP,
                        "units of model '%s' have had different numbers of updates, which the "
                        "library that saves it does not know of: save by one of the daemons' build",
@@ -525,7 +525,7 @@ static int take_settings(struct checkpoint *c, struct shd_err *e)
 {
     const uint32_t level = model_settings_new(c->model) ? WIRE_LEVEL_AUDITS : WIRE_LEVEL_STATES;
     const int r = model_settings(c->model, c->step, &c->settings_json, e);
-    if (r == SHD_OK && c->settings_json != NULL && c->op->session->level < level)
+    if (r == SHD_OK && c->settings_json != NULL && c->op->session->said.level < level)
         return err_set(e, SHD_ENOTSUP,
                        "model '%s' has settings, which the library that saves it does not know of: "
                        "save by one of the daemons' build",

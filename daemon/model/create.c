@@ -255,7 +255,7 @@ static int begin(struct op *op)
     c->origin = req->origin;
     c->owner = req->owner;
     c->owners = req->owners;
-    c->one_count = req->one_count || op->session->level < WIRE_LEVEL_COUNTS;
+    c->one_count = req->one_count || op->session->said.level < WIRE_LEVEL_COUNTS;
     memcpy(c->name, req->name, strlen(req->name) + 1);
     memcpy(c->by, op->session->name, strlen(op->session->name) + 1);
     c->stage = SEGMENT_CLOSED;

@@ -392,7 +392,7 @@ int drop_settle(struct op *op, const char *name)
     const enum presence_told told = presence_hear(m->ledger->head, &word);
     if (told == PRESENCE_KEEP)
         return SHD_OK;
-    if (told == PRESENCE_ASK && (req->settled || op->session->level < WIRE_LEVEL_STATES))
+    if (told == PRESENCE_ASK && (req->settled || op->session->said.level < WIRE_LEVEL_STATES))
         return err_set(
             &op->err, SHD_ENOTSUP,
             "somebody began to drop model '%s', and whether owner 0 has it still is told "

@@ -221,7 +221,7 @@ static int check_found(struct open_work *w, const struct model *m)
                        "model '%s' cannot be used: %s", m->spec->name,
                        status_meaning(m->last_status));
     const int r = check_owner(op, m);
-    if (r == SHD_OK && m->json.segment.fd >= 0 && op->session->level < WIRE_LEVEL_SPECS)
+    if (r == SHD_OK && m->json.segment.fd >= 0 && op->session->said.level < WIRE_LEVEL_SPECS)
         return err_set(&op->err, SHD_ENOTSUP,
                        "model '%s' has a spec of %" PRIu64 " bytes, messages hold %zu, and this "
                        "client's library knows no other way: use one of this version",
@@ -498,9 +498,9 @@ void open_model(struct op *op)
 {
     struct daemon *d = op->daemon;
     struct session *s = op->session;
-    if (op->req.open_model.spec_apart && s->level < WIRE_LEVEL_SPECS)
-        s->level = WIRE_LEVEL_SPECS; /* of a build that has no other way to say so */
-    if (s->level < WIRE_LEVEL_COUNTS)
+    if (op->req.open_model.spec_apart && s->said.level < WIRE_LEVEL_SPECS)
+        s->said.level = WIRE_LEVEL_SPECS; /* of a build that has no other way to say so */
+    if (s->said.level < WIRE_LEVEL_COUNTS)
         op->req.open_model.one_count = true; /* it does not say what the other owners are of */
     op->next = NULL;
     *d->open->last = op;

@@ -403,7 +403,7 @@ static int begin(struct op *op)
     w->session = op->session->id;
     w->owner = req->owner;
     w->owners = req->owners;
-    w->one_count = req->one_count || op->session->level < WIRE_LEVEL_COUNTS;
+    w->one_count = req->one_count || op->session->said.level < WIRE_LEVEL_COUNTS;
     w->in = RESTORE_IN_CLOSED;
     w->weights = w->in.weights = req->weights;
     w->replace = req->replace;

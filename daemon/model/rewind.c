@@ -241,7 +241,7 @@ static int check_workers(struct op *op)
         struct session *s = &table->items[i];
         if (inbox_of(s, op->model) == NULL)
             continue;
-        if (s->level < WIRE_LEVEL_RULES)
+        if (s->said.level < WIRE_LEVEL_RULES)
             return err_set(&op->err, SHD_ENOTSUP,
                            "worker '%.60s' (pid %d) is of an older build, which knows no rewind: "
                            "end it, or start it again with this one",

@@ -164,7 +164,7 @@ void op_reply(const struct op *op)
     const struct mailbox *mb = op->daemon->mailbox;
     struct shd_err e;
     size_t bytes;
-    const uint32_t level = op->session != NULL ? op->session->level : WIRE_LEVEL_BASE;
+    const uint32_t level = op->session != NULL ? op->session->said.level : WIRE_LEVEL_BASE;
     if (wire_reply_pack_for(&op->reply, level, mb->frame, WIRE_FRAME_BYTES_MAX, &bytes, &e) !=
         SHD_OK) {
         const struct wire_reply failed = { .seq = op->reply.seq, .status = e.code, .text = e.text };
@@ -270,9 +270,20 @@ static bool is_to_serve(struct op *op)
     return false;
 }
 
+/* Of a session that this daemon has ended. Its client learns that by the side channel, and asks
+ * again: a refusal by the other one, which through relays comes first at times, would be final. */
+static bool is_late(const struct op *op, const struct request *row)
+{
+    return row->roles != 0 && session_has_ended(op->daemon->sessions, op->req.session);
+}
+
 static void serve(struct op *op)
 {
     const struct request *row = op->daemon->hooks->requests[op->req.type];
+    if (is_late(op, row)) {
+        op_drop(op);
+        return;
+    }
     int r = admit(op, row);
     if (r == SHD_OK && !is_to_serve(op)) {
         op_drop(op);

@@ -38,7 +38,7 @@ int session_table_init(struct session_table *table, struct shd_err *e)
     struct session *items = sys_calloc(SESSIONS_MAX, sizeof *items);
     if (items == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %u sessions", SESSIONS_MAX);
-    *table = (struct session_table){ .items = items, .epoch = epoch };
+    *table = (struct session_table){ .items = items, .epoch = epoch, .epoch_first = epoch };
     return SHD_OK;
 }
 
@@ -407,6 +407,34 @@ int session_user(const struct session *s, uint32_t *ret_uid, uint32_t *ret_gid, 
     *ret_uid = peer.uid;
     *ret_gid = peer.gid;
     return SHD_OK;
+}
+
+int session_take_view(struct daemon *d, uint64_t view, struct shd_err *e)
+{
+    struct session_table *table = d->sessions;
+    if (view == 0)
+        return SHD_OK;
+    if (view < table->view)
+        return err_set(e, SHD_EBUSY,
+                       "view %" PRIu64
+                       " of the hosts is not the newest: a session with view %" PRIu64
+                       " is here; the arbiter has it",
+                       view - 1, table->view - 1);
+    for (uint32_t i = 0; view > table->view && i < table->made; i++) {
+        struct session *s = &table->items[i];
+        if (s->state == SESSION_OPEN && s->said.view > 0 && s->said.view < view)
+            session_end(s, "its view of the hosts is not the newest any more");
+    }
+    table->view = view;
+    return SHD_OK;
+}
+
+bool session_has_ended(const struct session_table *table, uint64_t id)
+{
+    const struct session *s = &table->items[id % SESSIONS_MAX];
+    const uint64_t number = id >> INDEX_BITS;
+    return number > table->epoch_first && number <= table->epoch &&
+           (s->id != id || s->state == SESSION_DEAD);
 }
 
 struct session *session_by_conn(struct daemon *d, uint64_t conn)

@@ -58,6 +58,11 @@ struct session_prepared {
     uint64_t step;
 };
 
+struct session_said { /* in its Hello */
+    uint32_t level;   /* of the features that its library knows: enum wire_level */
+    uint64_t view;    /* of hosts with replicas, as wire_hello has it; 0: it has none */
+};
+
 enum session_state { SESSION_FREE, SESSION_NEW, SESSION_OPEN, SESSION_DEAD };
 
 struct session {
@@ -88,8 +93,8 @@ struct session {
     struct session_tickets tickets;
     struct session_models opened;
     struct session_passed passed;
-    bool detached;  /* it has said goodbye */
-    uint32_t level; /* of the features that its library knows: enum wire_level */
+    bool detached; /* it has said goodbye */
+    struct session_said said;
     struct session_prepared prepared;
 };
 
@@ -97,7 +102,9 @@ struct session_table {
     struct session *items; /* owned, [SESSIONS_MAX] */
     uint32_t made;         /* of items: the rest were never used, nor touched */
     uint32_t used;
-    uint64_t epoch;       /* counts sessions ever made; starts at random */
+    uint64_t epoch; /* counts sessions ever made; starts at random: */
+    uint64_t epoch_first;
+    uint64_t view;        /* the newest that a session has said; 0: none has */
     uint32_t passed;      /* sessions with a segment that was passed */
     uint64_t passed_last; /* number */
     uint32_t given;       /* descriptors that wait to be claimed, and are of no other use */
@@ -123,6 +130,15 @@ bool session_sweep(struct daemon *d);
 
 /* The refusal: SHD_EBUSY with the numbers and what to do. */
 int session_too_many(struct daemon *d, struct shd_err *e);
+
+/* A session is to be of this view of the replicas' hosts (wire_hello). With a newer one than any
+ * before those of older ones end, and come again once they have read it: whoever acts by it has
+ * told it to all daemons that are in, so nobody acts by an older one there. Errors: SHD_EBUSY an
+ * older one than another session has said, with both numbers. */
+int session_take_view(struct daemon *d, uint64_t view, struct shd_err *e);
+
+/* Was there a session of this id, made by this process, which has ended? */
+bool session_has_ended(const struct session_table *table, uint64_t id);
 
 /* The open session whose requests come by this connection, else NULL. */
 struct session *session_by_conn(struct daemon *d, uint64_t conn);

@@ -59,14 +59,17 @@ static int op_hello(struct op *op)
         return err_set(&op->err, SHD_EEXIST, "this connection has a session already");
     if (d->drain_session != 0)
         return drain_refuse(d, &op->err);
-    const int r = replies_new(&s->replies, &op->err);
+    const uint64_t view = req->role == WIRE_READER ? 0 : req->view; /* it changes nothing */
+    int r = session_take_view(d, view, &op->err);
+    if (r == SHD_OK)
+        r = replies_new(&s->replies, &op->err);
     if (r != SHD_OK)
         return r;
     s->state = SESSION_OPEN;
     s->role = req->role;
     memcpy(s->name, req->name, strlen(req->name) + 1); /* wire.h: shorter than s->name */
     s->rank = req->rank;
-    s->level = req->level;
+    s->said = (struct session_said){ req->level, view };
     s->conn = op->conn;
     mailbox_admit(s);
     note_session(d->metrics, TRACE_SESSION, s->id, /* died= */ false);

@@ -18,7 +18,7 @@ static int check_workers(struct op *op)
     const uint32_t level = old ? WIRE_LEVEL_STATES : WIRE_LEVEL_AUDITS;
     for (uint32_t i = 0; i < table->made; i++) {
         const struct session *s = &table->items[i];
-        for (uint32_t k = 0; k < s->inbox_count && s->level < level; k++)
+        for (uint32_t k = 0; k < s->inbox_count && s->said.level < level; k++)
             if (s->inboxes[k]->model == op->model)
                 return err_set(&op->err, SHD_ENOTSUP,
                                "worker '%.60s' (pid %d) is of an older build, which knows no "

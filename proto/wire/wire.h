@@ -83,6 +83,7 @@ enum wire_level {
                         * Decision; Prepared.unit_limits, Commit.unit_norms;
                         * History.units_from, Rows.units */
     WIRE_LEVEL_FORCES, /* Restore.force */
+    WIRE_LEVEL_VIEWS,  /* Hello.view */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -135,6 +136,7 @@ struct wire_hello {
     const char *name; /* < WIRE_NAME_BYTES_MAX, printable */
     uint32_t rank;    /* of its process, plus 1; 0: it has none */
     uint32_t level;   /* enum wire_level, or a later build's; 0: it tells none */
+    uint64_t view;    /* of hosts with replicas, the number plus 1; 0: it has none */
 };
 struct wire_spec_at { /* where a spec is that does not fit its message (proto/share/spec_segment.h)
                        */

@@ -117,6 +117,7 @@ static const struct wire_field hello_fields[] = {
     NAME(hello, name),
     ANY(hello, rank),
     ROW(hello, level, .form = WIRE_ANY, SINCE(TOLD)),
+    ROW(hello, view, .form = WIRE_ANY, SINCE(VIEWS)),
 };
 static const struct wire_field open_model_fields[] = {
     RANGE(open_model, spec, 0, SPEC_MESSAGE_BYTES_MAX),

@@ -39,7 +39,7 @@ static bool same_hello(const struct wire_hello *a, const struct wire_hello *b)
 {
     return a->protocol == b->protocol && a->role == b->role &&
            memcmp(a->token, b->token, WIRE_TOKEN_BYTES) == 0 && strcmp(a->name, b->name) == 0 &&
-           a->rank == b->rank && a->level == b->level;
+           a->rank == b->rank && a->level == b->level && a->view == b->view;
 }
 
 static bool same_open_model(const struct wire_open_model *a, const struct wire_open_model *b)

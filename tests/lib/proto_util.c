@@ -183,6 +183,7 @@ static void random_hello(uint64_t *seed, struct wire_hello *h, char name[WIRE_NA
     h->name = random_name(seed, name);
     h->rank = random_u32(seed, 0, UINT32_MAX);
     h->level = random_u32(seed, 0, UINT32_MAX);
+    h->view = random_u64(seed, 0, UINT64_MAX);
 }
 
 static struct wire_spec_at random_spec_at(uint64_t *seed)

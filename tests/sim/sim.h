@@ -190,6 +190,7 @@ struct sim_request {
     struct decision decision;
     uint64_t put_line; /* with a put: the rewind that whoever makes it has gone along with */
     struct wire_rewind rewind;
+    uint64_t view; /* ATTACH: its number */
 };
 
 struct sim_layout {
@@ -309,6 +310,7 @@ struct sim_session {
     bool open;
     uint32_t worker;
     uint64_t worker_gen, attempt;
+    uint64_t view; /* that its worker has told */
     uint32_t refs; /* gradients that still lie in its slots */
     struct replies *replies;
     uint64_t slot[SIM_SLOTS];  /* what is written there: sim_tag() */
@@ -363,6 +365,7 @@ struct sim_daemon {
     uint64_t lost_gen;            /* its keeper was lost: what was promised before is void */
     struct sim_back back;         /* part of it outlives the daemon */
     /* dies with it */
+    uint64_t view; /* the newest that it was told */
     struct ledger ledger;
     struct step *core;
     struct lease *lease;

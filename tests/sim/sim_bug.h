@@ -2,7 +2,7 @@
  * true where that test has chosen bug n, and a constant false in everything else. Those of the
  * cores are in copies of these (sim_bugs.cmake), those of the simulated kernel (1, 10) and of
  * spilling (9), of pins' memory (33), of holding (35), of workers (71 to 75), of puts (76) and of
- * replicas (81 to 87) in the simulator. Each bug has its number here.
+ * replicas (81 to 92) in the simulator. Each bug has its number here.
  *
  *   1  the word that a kernel is done is stored before its last block
  *   2  the commits word is stored before the record it vouches for
@@ -69,6 +69,8 @@
  *  87  replicas are left out where a worker settles
  *  89  the settings and limits of a lost owner 0 are forgotten
  *  90  a decision must be on record, though who had it is lost
+ *  91  a daemon takes in who has an older view than it was told
+ *  92  sessions of older views go on when a daemon is told of a newer one
  */
 #ifndef SHD_TESTS_SIM_SIM_BUG_H
 #define SHD_TESTS_SIM_SIM_BUG_H

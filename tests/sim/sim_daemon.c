@@ -136,10 +136,35 @@ static struct sim_session *session_new(struct sim *s, struct sim_daemon *d,
         ses->worker = msg->worker;
         ses->worker_gen = msg->worker_gen;
         ses->attempt = msg->seq;
+        ses->view = msg->request.view;
         CHECK(replies_new(&ses->replies, &e) == SHD_OK);
         return ses;
     }
     return NULL;
+}
+
+static void hang_up(struct sim *s, struct sim_daemon *d, struct sim_session *ses)
+{
+    const struct sim_msg msg = { .daemon = sim_daemon_index(s, d),
+                                 .worker = ses->worker,
+                                 .daemon_gen = d->gen,
+                                 .worker_gen = ses->worker_gen,
+                                 .session = ses->id,
+                                 .reply = { .kind = SIM_HANGUP } };
+    session_close(s, d, ses);
+    sim_send(s, &msg);
+}
+
+/* Whoever has an older view than the newest it was told is to read that first. */
+static bool take_view(struct sim *s, struct sim_daemon *d, uint64_t view)
+{
+    if (view < d->view && !SIM_BUG(91))
+        return false;
+    for (uint32_t i = 0; view > d->view && !SIM_BUG(92) && i < SIM_SESSIONS; i++)
+        if (d->sessions[i].open && d->sessions[i].view < view)
+            hang_up(s, d, &d->sessions[i]);
+    d->view = view;
+    return true;
 }
 
 static void on_attach(struct sim *s, struct sim_daemon *d, const struct sim_msg *msg)
@@ -155,6 +180,8 @@ static void on_attach(struct sim *s, struct sim_daemon *d, const struct sim_msg 
             return; /* it gave this attempt up */
         session_close(s, d, ses);
     }
+    if (!take_view(s, d, msg->request.view))
+        return;
     struct sim_session *ses = session_new(s, d, msg);
     if (ses == NULL)
         return; /* it will try again */

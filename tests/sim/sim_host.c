@@ -41,11 +41,22 @@ static bool has_all(const struct sim *s, uint32_t away)
     return true;
 }
 
-/* Two hosts that are lost at the same time are one too many: that is not what is looked at here. */
+/* Without these, do two of the others never reach each other again? */
+static bool is_cut_without(const struct sim *s, uint32_t out)
+{
+    for (uint32_t a = 0; a < s->config.hosts; a++)
+        for (uint32_t b = 0; b < s->config.hosts; b++)
+            if (((out >> a | out >> b) & 1) == 0 && s->cluster.cut_until_ns[a][b] == SIM_EVER)
+                return true;
+    return false;
+}
+
+/* Two faults for good at the same time are one too many: that is not what is looked at here. */
 void sim_hosts_claim(struct sim *s, uint64_t number, uint32_t out)
 {
     struct sim_cluster *c = &s->cluster;
-    if ((c->number + 1 != number && !SIM_BUG(84)) || !has_all(s, out | c->dead))
+    if ((c->number + 1 != number && !SIM_BUG(84)) || !has_all(s, out | c->dead) ||
+        is_cut_without(s, out))
         return;
     c->number = number;
     c->out = out;

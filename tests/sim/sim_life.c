@@ -154,6 +154,7 @@ void sim_daemon_kill(struct sim *s, struct sim_daemon *d)
     memset(d->summed, 0, sizeof d->summed);
     d->kernel_first = d->kernel_done = d->kernel_last = 0;
     d->alive = false;
+    d->view = 0;
     d->held = 0;
     d->stalled_until_ns = 0;
     for (uint32_t w = 0; w < s->config.workers; w++) {

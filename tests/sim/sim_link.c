@@ -129,7 +129,7 @@ void sim_link_attach(struct sim *s, struct sim_worker *w, uint32_t owner)
     struct sim_link *l = &w->link[owner];
     if (l->up || sim_is_gone(w, owner))
         return;
-    const struct sim_request request = { .kind = SIM_ATTACH };
+    const struct sim_request request = { .kind = SIM_ATTACH, .view = w->view.told };
     l->session = 0;
     sim_link_send(s, w, owner, ++l->attempt, &request);
     sim_worker_after(s, w, sim_chance(s, 500) ? 5 * MS : 100 * MS + sim_below(s, 400 * MS),

@@ -118,9 +118,34 @@ static void lose(struct sim *s, struct sim_worker *w, uint32_t member)
         begin_anew(s, w);
 }
 
+/* All connections anew, by the newest view; once nobody is left who is out in it. */
+static void tell(struct sim *s, struct sim_worker *w)
+{
+    struct sim_view *v = &w->view;
+    if (v->told == v->number)
+        return;
+    v->told = v->number;
+    for (uint32_t i = 0; i < sim_members(s); i++) {
+        struct sim_link *l = &w->link[i];
+        const struct sim_msg msg = { .to_daemon = true,
+                                     .daemon = i,
+                                     .worker = sim_worker_index(s, w),
+                                     .daemon_gen = l->daemon_gen,
+                                     .worker_gen = w->gen,
+                                     .session = l->session,
+                                     .request = { .kind = SIM_HANGUP } };
+        l->attempt++;
+        if (sim_is_gone(w, i) || !l->up)
+            continue;
+        sim_send(s, &msg);
+        sim_link_hung_up(s, w, i);
+    }
+}
+
 static void apply(struct sim *s, struct sim_worker *w)
 {
     const struct sim_view *v = &w->view;
+    bool all = true;
     for (uint32_t m = 0; w->alive && m < sim_members(s); m++) {
         const uint32_t daemon = v->at[m], twin = v->at[twin_of(s, m)];
         if (sim_is_gone(w, daemon) || (v->out >> sim_host_of(s, daemon) & 1) == 0)
@@ -129,7 +154,10 @@ static void apply(struct sim *s, struct sim_worker *w)
             sim_broken(s, "R4", daemon, SIM_NOBODY, "is out, and so is daemon %u, its other one",
                        twin);
         lose(s, w, m);
+        all = all && sim_is_gone(w, daemon);
     }
+    if (w->alive && all)
+        tell(s, w);
 }
 
 bool sim_view_contradicts(const struct sim *s, const struct sim_worker *w, int status)
@@ -157,7 +185,9 @@ bool sim_view_begin(struct sim *s, struct sim_worker *w)
     struct sim_view *v = &w->view;
     for (uint32_t m = 0; m < sim_members(s); m++)
         v->at[m] = m;
-    return !s->config.replicas || read_view(s, w);
+    const bool read = !s->config.replicas || read_view(s, w);
+    v->told = v->number;
+    return read;
 }
 
 static bool in_a_hurry(const struct sim *s, const struct sim_worker *w)

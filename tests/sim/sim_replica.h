@@ -10,6 +10,11 @@
  * Daemons are named as they were at first; a worker's *members* are in its view's places: at[i] is
  * who is owner i to it, at[owners + i] the other one of that slice, which may be gone.
  *
+ * Of three hosts two may be cut off from each other while the third reaches both. So a worker tells
+ * daemons its view as it attaches, and attaches anew for a newer one; a daemon takes in none that
+ * is older than the newest it was told. Its successor does not know that one: whoever has an older
+ * view is turned away by the others, and no step is all its own.
+ *
  * Faults: a host dies for good; what is sent between two hosts is lost, one way or both, for less
  * or more than the patience, or for ever; the arbiter cannot be reached from some host, or from
  * any. Both sides of what is broken notice it some time later, each by itself. Somebody looks after
@@ -27,11 +32,7 @@
  *                  first, as owner 0 may, and says how many micro-batches follow by itself;
  *   settings       likewise: those that are set between two commits are of one of the two;
  *   guards of units  a replica that is passed a decision on is not told the units' norms;
- *   rewinds, guests  owner 0 goes alone, and guests ask owners only;
- *   three hosts, of which two are cut off from each other: a worker of the third goes on by an old
- *                  view as long as it reaches a host that is out, has that compute what others have
- *                  ended without it, and reads its parameters. Requests would have to name the
- * view.
+ *   rewinds, guests  owner 0 goes alone, and guests ask owners only.
  */
 #ifndef SHD_SIM_REPLICA_H
 #define SHD_SIM_REPLICA_H
@@ -66,6 +67,7 @@ struct sim_view { /* a worker's */
     uint32_t host;
     uint64_t number; /* the newest that it has read, */
     uint32_t out;    /* and what that says */
+    uint64_t told;   /* daemons, as it attaches */
     uint32_t gone;   /* a bit per daemon: nobody is asked there any more */
     uint32_t met;    /* likewise: was up in this life */
     uint32_t at[SIM_MEMBERS];

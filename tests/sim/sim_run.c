@@ -53,8 +53,6 @@ static void replicate(struct sim *s, struct sim_config *c)
     c->hosts = sim_chance(s, 600) ? 2 : 3;
     c->patience_ns = patience[sim_below(s, ARRAY_SIZE(patience))];
     c->puts = c->sets = c->guests = c->rewinds = false;
-    if ((c->faults & SIM_CUT) != 0)
-        c->hosts = 2;
     if (c->guard == SIM_GUARD_UNITS)
         c->guard = SIM_GUARD_SCORES;
 }

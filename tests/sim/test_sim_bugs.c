@@ -43,6 +43,15 @@ static void is_apart(struct sim_config *c)
     c->apart = true;
 }
 
+/* Two hosts are cut off from each other, and the third reaches both. */
+static void is_on_three(struct sim_config *c)
+{
+    sim_config_shorten(c);
+    c->apart = true;
+    c->hosts = 3;
+    c->steps = 30;
+}
+
 /* What is sent again takes longer than to put a host out. */
 static void loses_leased(struct sim_config *c)
 {
@@ -445,6 +454,16 @@ TEST(limits_forgotten_with_a_lost_owner_0_are_found)
 TEST(record_asked_for_of_a_lost_owner_is_found)
 {
     find(90, "split", "P4", is_tiny);
+}
+
+TEST(session_of_an_older_view_that_is_taken_in_is_found)
+{
+    find(91, "links", "P1 P2 P4 R1 R2 named", is_on_three);
+}
+
+TEST(session_of_an_older_view_that_goes_on_is_found)
+{
+    find(92, "links", "P1 P2 P4 R1 R2 named", is_on_three);
 }
 
 TEST(going_on_with_an_owner_that_began_anew_is_found)

@@ -13,19 +13,6 @@ void host_replicas_free(struct host_replicas *h)
     pairs_free(&h->pairs);
 }
 
-/* Of three hosts two can be cut off from each other while the third reaches both. A worker there
- * that has not read the view yet may return gradients of a step that one side has gone on from. */
-static int check_hosts(const struct replicas *told, struct shd_err *e)
-{
-    if (told->host_count <= 2)
-        return SHD_OK;
-    return err_set(e, SHD_ENOTSUP,
-                   "%" PRIu32
-                   " hosts of the cluster have devices, as '%s', '%s' and '%s': replicas "
-                   "are on two",
-                   told->host_count, told->hosts[0].name, told->hosts[1].name, told->hosts[2].name);
-}
-
 int host_replicas_plan(const struct cluster *cluster, const char *arbiter,
                        struct host_replicas *ret_replicas, struct shd_err *e)
 {
@@ -34,8 +21,6 @@ int host_replicas_plan(const struct cluster *cluster, const char *arbiter,
     int r = replicas_of(cluster, arbiter, &h.told, e);
     if (r == SHD_OK)
         r = pairs_make(&h.told, &h.pairs, e);
-    if (r == SHD_OK)
-        r = check_hosts(&h.told, e);
     if (r == SHD_OK)
         r = arbiter_open(arbiter, h.told.cluster, &at, e);
     arbiter_close(at);

@@ -1,41 +1,46 @@
-/* Sessions with the pairs of two hosts, one of which was never there: who begins puts it out. */
+/* Sessions with pairs: a host that was never there is put out by who begins, and who has an older
+ * view of the hosts than others is taken in again once it has read the newest. */
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "client/session/address.h"
 #include "client/session/hub_open.h"
 #include "proto/base/clock.h"
+#include "proto/files/arbiter.h"
 #include "proto/files/replicas.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/test.h"
 
 static struct fixture fx;
-static char arbiter[300];
+static char dir[300]; /* the arbiter's */
 
-/* Host a has the daemon that is there, cpu0; host b had cpu1. */
-static void begin(void)
+/* Hosts a, b and c have cpu0, cpu1 and cpu2; the first `daemons` of these are there. */
+static void begin(int daemons)
 {
     char text[320];
     struct shd_err e;
     struct replicas_host hosts[] = { { .name = "a", .devices = "cpu0" },
-                                     { .name = "b", .devices = "cpu1" } };
+                                     { .name = "b", .devices = "cpu1" },
+                                     { .name = "c", .devices = "cpu2" } };
     const struct replicas r = {
-        .arbiter = text, .cluster = "c0", .hosts = hosts, .host_count = 2, .device_count = 2
+        .arbiter = text, .cluster = "c0", .hosts = hosts, .host_count = 3, .device_count = 3
     };
-    fixture_start(&fx, 1, NULL);
-    snprintf(arbiter, sizeof arbiter, "%s/arbiter", fx.dir);
-    snprintf(text, sizeof text, "file:%s", arbiter);
-    EXPECT_EQ(mkdir(arbiter, 0700), 0);
+    fixture_start(&fx, daemons, NULL);
+    snprintf(dir, sizeof dir, "%s/arbiter", fx.dir);
+    snprintf(text, sizeof text, "file:%s", dir);
+    EXPECT_EQ(mkdir(dir, 0700), 0);
     EXPECT_OK(replicas_write(fx.dir, &r, &e), &e);
 }
 
 static void end(void)
 {
     char path[400];
-    snprintf(path, sizeof path, "%s/c0.1", arbiter);
+    snprintf(path, sizeof path, "%s/c0.1", dir);
     EXPECT_EQ(unlink(path), 0); /* the view was made */
-    EXPECT_EQ(rmdir(arbiter), 0);
+    EXPECT_EQ(rmdir(dir), 0);
     snprintf(path, sizeof path, "%s/" REPLICAS_FILE, fx.dir);
     unlink(path);
     fixture_stop(&fx);
@@ -62,7 +67,7 @@ static void expect_out(const char *pair)
 {
     struct hub *hub = NULL;
     struct shd_err e;
-    begin();
+    begin(1);
     EXPECT_OK(open_hub(pair, &hub, &e), &e);
     EXPECT_STR(hub->links[0].device, "cpu0");
     EXPECT(hub->links[0].state == LINK_UP && hub_lost(hub, 1));
@@ -75,6 +80,65 @@ TEST(a_host_that_was_never_there_is_put_out_though_the_patience_is_longer_than_a
     setenv("SHARDD_REPLICA_PATIENCE", "0.4", 1); /* three times that: for who was never met */
     expect_out("cpu0+cpu1");
     expect_out("cpu1+cpu0");
+}
+
+static void claim(const char *out)
+{
+    struct arbiter *arbiter;
+    struct arbiter_view view = { 0 }, next = { 0 };
+    char text[320];
+    struct shd_err e;
+    snprintf(text, sizeof text, "file:%s", dir);
+    EXPECT_OK(arbiter_open(text, "c0", &arbiter, &e), &e);
+    EXPECT_OK(arbiter_read(arbiter, &view, &e), &e);
+    EXPECT_OK(arbiter_view_next(&view, out, &next, &e), &e);
+    EXPECT_OK(arbiter_claim(arbiter, &next, &e), &e);
+    arbiter_view_free(&view);
+    arbiter_view_free(&next);
+    arbiter_close(arbiter);
+}
+
+static void poll_until(struct hub *hub, bool (*is_so)(const struct hub *hub))
+{
+    struct shd_err e;
+    while (!is_so(hub))
+        EXPECT_OK(hub_poll(hub, 10 * NS_PER_MS, &e), &e);
+}
+
+static bool is_refused(const struct hub *hub)
+{
+    return hub->down_count == 2 && strstr(hub->links[0].last.text, "view 0 of the hosts") != NULL &&
+           strstr(hub->links[1].last.text, "view 0 of the hosts") != NULL;
+}
+
+static bool is_up(const struct hub *hub)
+{
+    return hub->down_count == 0;
+}
+
+/* Whoever has not read that c is out acts nowhere once somebody who has is there. */
+TEST(a_daemon_takes_in_nobody_with_an_older_view_than_it_was_told)
+{
+    struct hub *late = NULL, *early = NULL;
+    struct shd_err e;
+    char away[320];
+    setenv("SHARDD_REPLICA_PATIENCE", "60", 1);
+    begin(2);
+    EXPECT_OK(open_hub("cpu0+cpu1", &late, &e), &e);
+    claim("c");
+    EXPECT_OK(open_hub("cpu1+cpu0", &early, &e), &e);
+    snprintf(away, sizeof away, "%s.away", dir);
+    EXPECT_EQ(rename(dir, away), 0);
+    poll_until(late, is_refused);
+    EXPECT_EQ(late->members.told, 1);
+    EXPECT_EQ(rename(away, dir), 0);
+    poll_until(late, is_up);
+    EXPECT_EQ(late->members.told, 2);
+    EXPECT_OK(hub_poll(early, 0, &e), &e);
+    EXPECT(is_up(early));
+    hub_free(late);
+    hub_free(early);
+    end();
 }
 
 TEST_MAIN()

@@ -30,6 +30,18 @@ TEST(garbage_loses_its_session_and_nothing_else)
     raw_send(&r, "\xff\xff\xff\xff garbage", 12);
     raw_recv(&r, &reply);
     EXPECT(reply.status != SHD_OK && reply.text[0] != '\0');
+    const struct wire_request status = { .type = WIRE_STATUS,
+                                         .seq = r.seq + 1,
+                                         .session = r.session };
+    uint8_t frame[256];
+    size_t bytes;
+    struct shd_err e;
+    char byte;
+    EXPECT_OK(wire_request_pack(&status, frame, sizeof frame, &bytes, &e), &e);
+    EXPECT_EQ(recv(r.side, &byte, 1, 0), 0); /* it hung up, and says no more than that: */
+    raw_send(&r, frame, bytes);
+    raw_expect_silence(&r, 300);
+    r.session += UINT64_C(1) << 32; /* one that never was */
     EXPECT_STATUS(raw_ask(&r, (struct wire_request){ .type = WIRE_STATUS }, &reply), SHD_EAUTH);
     raw_close(&r);
     trainer_step();
