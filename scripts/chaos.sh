@@ -4,8 +4,8 @@
 #   scripts/chaos.sh --kills 100 --seed 1      until 100 kills are made
 #   scripts/chaos.sh --seconds 60              for about a minute
 #   scripts/chaos.sh --hosts 2 --replicas 2 --kills 300
-#                                              two hosts (network namespaces: takes root) with replicas: also
-#                                              relays, whole hosts, and the wire between them
+#                                              two hosts, or three (network namespaces: takes root), with replicas: also
+#                                              relays, whole hosts, and the wires between them
 #   scripts/chaos.sh --faults [--brief]        instead: one fault after the other, as the daemons'
 #                                              program away, a full disk, a requeue; --list names them
 #

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Train on two hosts with replicas while processes, hosts and the wire between them are lost at random; compare digests.
+"""Train on hosts with replicas while processes, hosts and the wires between them are lost at random; compare digests.
 
-Called by scripts/chaos.sh --hosts 2 --replicas 2, which explains it. The hosts are network namespaces, joined by a wire; on
-each `shardctl host` keeps two daemons and a relay, and an elastic worker trains. A run has kills of workers, daemons and
+Called by scripts/chaos.sh --hosts 2|3 --replicas 2, which explains it. The hosts are network namespaces, each two of them joined by a
+wire; on each `shardctl host` keeps two daemons and a relay, and an elastic worker trains. A run has kills of workers, daemons and
 relays, and cuts of the wire that are short; then one host is lost with all its processes, or the wire is cut for good, in
 both directions or in one. A worker that is killed is started again, that of a lost host on the other, as an engine does it.
 Only what was started here is killed. Standard library only.
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 
-from nodes import unwire, wire
+from nodes import mesh, mesh_join, unwire
 
 MODEL = ('--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --threads 1 --sample 0 --eval-every 0 '
          '--log-every 1').split()
@@ -28,21 +28,21 @@ HANG_S = int(os.environ.get("HANG_S", "300")) * PACE
 PATIENCE_S = 5 * PACE
 SHORT_S = 1.0           # a cut that nobody is put out for
 NETWORK = '10.88.0'
-ENDS = ['host a lost', 'host b lost', 'wire cut for good', 'one way lost, a to b', 'one way lost, b to a']
 STEP = re.compile(rb'^step (\d+)/', re.MULTILINE)
 
 
 def parse():
     p = argparse.ArgumentParser(
-        prog='chaos.sh --hosts 2 --replicas 2', description=__doc__.splitlines()[0],
+        prog='chaos.sh --hosts 2|3 --replicas 2', description=__doc__.splitlines()[0],
         epilog='exit codes: 0 all digests are equal, 1 not, or a run failed, 2 wrong usage, 77 no namespaces here')
-    p.add_argument('--hosts', type=int, choices=[2], default=2)
+    p.add_argument('--hosts', type=int, choices=[2, 3], default=2, help='of which each has two daemons and, at first, a worker (2)')
     p.add_argument('--replicas', type=int, choices=[2], default=2)
     p.add_argument('--kills', type=int, default=100, help='go on until so many processes were killed (100)')
     p.add_argument('--seed', type=int, default=1, help='of the choice of victims and times (1)')
     p.add_argument('--rate', type=float, default=4, help='kills per second, on average (4)')
     p.add_argument('--per-run', type=int, default=16, help='kills before the end of each run begins (16)')
     p.add_argument('--steps', type=int, default=400, help='of one run (400)')
+    p.add_argument('--refill', action='store_true', help='a host is lost and filled again before that')
     p.add_argument('--verbose', action='store_true', help='say what is done when')
     p.add_argument('--bin', default='build/release/bin', help=argparse.SUPPRESS)
     p.add_argument('--logs', default='build/logs', help=argparse.SUPPRESS)
@@ -84,8 +84,8 @@ class Run:
     def __init__(self, o, seed):
         self.o, self.seed, self.rng = o, seed, random.Random(seed)
         self.dir = tempfile.mkdtemp(prefix='shd-chaos.')
-        self.nodes = [f'shdx{n}{os.getpid()}' for n in 'ab']
-        self.ends = [f'shdx{n}{os.getpid()}' for n in 'vw']
+        self.names = 'abc'[:o.hosts]
+        self.nodes = [f'shdx{n}{os.getpid()}' for n in self.names]
         self.hosts, self.workers, self.events, self.out_at = {}, {}, [], 0
         self.kills = 0
         self.stalls = {}        # by kind: the longest time without a step behind one
@@ -94,20 +94,20 @@ class Run:
     # -- Begin and end ---------------------------------------------------------------------------
 
     def begin(self):
-        wire(self.nodes, self.ends, NETWORK)
+        mesh(self.nodes, NETWORK)
         os.mkdir(os.path.join(self.dir, 'keys'), 0o700)
         os.mkdir(os.path.join(self.dir, 'arbiter'), 0o700)
+        os.mkdir(os.path.join(self.dir, 'shared'), 0o700)
         self.cluster = os.path.join(self.dir, 'keys', 'cluster.json')
-        subprocess.run([self.tool('shardctl'), 'keys', 'new', self.cluster, f'a={NETWORK}.1:7100/cpu0,cpu1',
-                        f'b={NETWORK}.2:7100/cpu2,cpu3'], stdout=subprocess.DEVNULL, check=True)
-        for host in 'ab':
+        subprocess.run([self.tool('shardctl'), 'keys', 'new', self.cluster,
+                        *(f'{n}={NETWORK}.{i + 1}:7100/cpu{2 * i},cpu{2 * i + 1}' for i, n in enumerate(self.names))], stdout=subprocess.DEVNULL, check=True)
+        for host in self.names:
             self.start_host(host)
-        for host in 'ab':
+        for host in self.names:
             self.until(f'host {host} is ready', lambda host=host: os.path.getsize(self.path(f'{host}.address')) > 0)
         with open(self.path('a.address'), encoding='ascii') as f:
             self.pairs = f.read().partition('?')[2].rstrip("'\n")
-        self.place = {0: self.rng.choice('ab')}
-        self.place[1] = 'b' if self.place[0] == 'a' else 'a'
+        self.place = dict(enumerate(self.rng.sample(self.names, len(self.names))))
         for rank in self.place:
             self.start_worker(rank)
 
@@ -118,17 +118,18 @@ class Run:
         return os.path.join(self.dir, name)
 
     def on(self, host):
-        return ['ip', 'netns', 'exec', self.nodes['ab'.index(host)]]
+        return ['ip', 'netns', 'exec', self.nodes[self.names.index(host)]]
 
     def start_host(self, host):
         with open(self.path(f'{host}.address'), 'wb') as out, open(self.path(f'host_{host}.log'), 'ab') as err:
             self.hosts[host] = subprocess.Popen(
                 [*self.on(host), self.tool('shardctl'), 'host', '--cluster', self.cluster, '--name', host, '-d', self.path(host),
-                 '-t', '1', '--replicas', '2', '--arbiter', f'file:{self.path("arbiter")}'], stdout=out, stderr=err)
+                 '-t', '1', '--replicas', '2', '--arbiter', f'file:{self.path("arbiter")}',
+                 *(['--refill', self.path('shared')] if self.o.refill else [])], stdout=out, stderr=err)
 
     def start_worker(self, rank):
         host = self.place[rank]
-        env = dict(os.environ, SHARDD_ADDRESS=f'{self.path(host)}?{self.pairs}', RANK=str(rank), WORLD_SIZE='2',
+        env = dict(os.environ, SHARDD_ADDRESS=f'{self.path(host)}?{self.pairs}', RANK=str(rank), WORLD_SIZE=str(len(self.names)),
                    SHARDD_REPLICA_PATIENCE=str(PATIENCE_S))
         with open(self.path(f'worker_{rank}.out'), 'ab') as out, open(self.path(f'worker_{rank}.err'), 'ab') as err:
             self.workers[rank] = subprocess.Popen(
@@ -160,8 +161,8 @@ class Run:
             with open(os.path.join(keep, name), encoding='utf-8', errors='replace') as f:
                 for line in f.read().splitlines()[-6:]:
                     say(f'{name}: {line}')
-        print(f'scripts/chaos.sh --hosts 2 --replicas 2 --kills {max(1, self.kills)} --seed {self.seed} '
-              f'--rate {self.o.rate:g} --per-run {self.o.per_run} --steps {self.o.steps}', flush=True)
+        print(f'scripts/chaos.sh --hosts {self.o.hosts} --replicas 2 --kills {max(1, self.kills)} --seed {self.seed} '
+              f'--rate {self.o.rate:g} --per-run {self.o.per_run} --steps {self.o.steps}{" --refill" * self.o.refill}', flush=True)
         sys.exit(1)
 
     # -- Looking ---------------------------------------------------------------------------------
@@ -185,9 +186,11 @@ class Run:
             self.start_worker(rank)
 
     def met_nobody(self, rank):
-        """A worker that begins while a host is away, and nobody has put that out yet, ends: its engine starts it again."""
+        """A worker that begins while a host is away, and nobody has put that out yet, ends: its engine starts it again. So does one
+        that has not met a host since that was filled, when the other one of a pair is lost."""
         with open(self.path(f'worker_{rank}.err'), encoding='utf-8', errors='replace') as f:
-            return 'cannot be reached' in f.read().splitlines()[-1]
+            last = f.read().splitlines()[-1]
+        return 'cannot be reached' in last or 'connect anew' in last
 
     def until(self, what, is_so):
         end = time.monotonic() + HANG_S
@@ -218,17 +221,19 @@ class Run:
 
     def strike(self):
         kind = self.rng.choice(['worker', 'daemon', 'daemon', 'relay', 'wire'])
-        host = self.rng.choice('ab')
+        host = self.rng.choice(self.names)
         if kind == 'worker':
-            rank = self.rng.randrange(2)
+            rank = self.rng.randrange(len(self.names))
             if self.workers[rank].poll() is None:
                 self.note('a worker killed')
                 self.kills += kill(self.workers[rank].pid)
         elif kind == 'wire':
+            i, k = self.two()
             self.note(f'wire cut for {SHORT_S:g} s')
-            self.cut('down')
+            self.cut(i, k)
             self.pause(SHORT_S)
-            self.cut('up')
+            for end, other in ((i, k), (k, i)):
+                mesh_join(self.nodes, NETWORK, end, other)
         else:
             there = children(self.hosts[host].pid)
             names = [n for n in sorted(there) if (n == 'relay') == (kind == 'relay')]
@@ -236,13 +241,16 @@ class Run:
                 self.note(f'a {kind} killed')
                 self.kills += kill(there[self.rng.choice(names)])
 
-    def cut(self, how):
-        subprocess.run(['ip', '-n', self.nodes[0], 'link', 'set', self.ends[0], how], check=True)
+    def two(self):
+        return self.rng.sample(range(len(self.names)), 2)
 
-    def lose_one_way(self, i):
-        """What host i sends goes to an address of nobody's."""
-        subprocess.run(['ip', '-n', self.nodes[i], 'neigh', 'replace', f'{NETWORK}.{2 - i}', 'lladdr', '02:00:00:00:00:01', 'dev',
-                        self.ends[i], 'nud', 'permanent'], check=True)
+    def cut(self, i, k):
+        subprocess.run(['ip', '-n', self.nodes[i], 'link', 'set', f'v{k}', 'down'], check=True)
+
+    def lose_one_way(self, i, k):
+        """What host i sends to host k goes to an address of nobody's."""
+        subprocess.run(['ip', '-n', self.nodes[i], 'neigh', 'replace', f'{NETWORK}.{k + 1}', 'lladdr', '02:00:00:00:00:01', 'dev',
+                        f'v{k}', 'nud', 'permanent'], check=True)
 
     def pause(self, seconds):
         end = time.monotonic() + seconds
@@ -250,47 +258,66 @@ class Run:
             time.sleep(0.02)
             self.look()
 
-    def lose_for_good(self, kind):
-        self.note(kind)
-        if kind.startswith('host'):
-            host = kind[5]
-            process = self.hosts.pop(host)
-            process.send_signal(signal.SIGSTOP)
-            pids = [*children(process.pid).values(), process.pid]
-            lost = [rank for rank in self.workers if self.place[rank] == host]
-            pids += [self.workers[rank].pid for rank in lost]
-            self.kills += sum(kill(pid) for pid in pids)
-            process.wait()
-            left = 'b' if host == 'a' else 'a'
+    def lose_for_good(self):
+        kind = self.rng.choice(['host', 'wire', 'way'])
+        i, k = self.two()
+        host, other = self.names[i], self.names[k]
+        said = {'host': f'host {host} lost', 'wire': f'wire between {host} and {other} cut for good', 'way': f'one way lost, {host} to {other}'}
+        self.note(said[kind])
+        if kind == 'host':
+            self.lose_host(host)
+            return said[kind]
+        if kind == 'wire':
+            self.cut(i, k)
         else:
-            if kind.startswith('wire'):
-                self.cut('down')
-            else:
-                self.lose_one_way(0 if 'a to b' in kind else 1)
-            self.until('one side is out', lambda: self.is_over() or self.view())
-            if self.is_over():
-                return
-            left = 'b' if self.view() == ['a'] else 'a'
-            lost = [rank for rank in self.workers if self.place[rank] != left]
+            self.lose_one_way(i, k)
+        self.until('one side is out', lambda: self.is_over() or self.view())
+        if not self.is_over():
+            lost = self.workers_of(self.view())
             for rank in lost:
                 kill(self.workers[rank].pid)
+            self.move(lost, self.view())
+        return said[kind]
+
+    def workers_of(self, hosts):
+        return [rank for rank in self.workers if self.place[rank] in hosts]
+
+    def move(self, lost, out):
         for rank in lost:
             self.workers[rank].wait()
-            self.place[rank] = left
+            self.place[rank] = self.rng.choice([n for n in self.names if n not in out])
             self.start_worker(rank)
+
+    def lose_host(self, host):
+        process = self.hosts.pop(host)
+        process.send_signal(signal.SIGSTOP)
+        lost = self.workers_of([host])
+        self.kills += sum(kill(pid) for pid in [*children(process.pid).values(), process.pid, *(self.workers[rank].pid for rank in lost)])
+        process.wait()
+        self.move(lost, [host])
+
+    def lose_and_fill(self, host):
+        """A host with empty daemons in its place is filled by what `--refill` of any host does, while training goes on."""
+        self.note(f'host {host} lost')
+        self.lose_host(host)
+        self.until(f'host {host} is out', lambda: self.is_over() or self.view())
+        self.start_host(host)
+        self.note(f'host {host} comes back, empty')
+        self.until(f'host {host} is filled', lambda: self.is_over() or not self.view())
 
     def go(self, kills_max):
         self.begin()
         while self.kills < min(self.o.per_run, kills_max) and not self.is_over():
             self.pause(self.rng.uniform(0, 2 / self.o.rate))
             self.strike()
+        if self.o.refill and not self.is_over() and not self.view():
+            self.lose_and_fill(self.rng.choice(self.names))
         if self.is_over():
             self.fail('the run is too short: give more --steps')
-        kind = self.rng.choice(ENDS)
-        if self.view():  # kills and cuts in a row were as long as the patience: to lose the other one would be the end
+        if self.view():  # kills and cuts in a row were as long as the patience: to lose another one would be the end
             kind = f'nothing more: {self.view()[0]} is out'
         else:
-            self.lose_for_good(kind)
+            kind = self.lose_for_good()
         self.until('the end', lambda: all(w.poll() == 0 for w in self.workers.values()))
         self.look()
         with open(self.path('worker_0.out'), encoding='utf-8', errors='replace') as f:

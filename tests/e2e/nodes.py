@@ -51,6 +51,29 @@ def wire(nodes, ends, network):
             subprocess.run(['ip', '-n', node, *command.split()], check=True)
 
 
+def mesh(nodes, network):
+    """Network namespaces of these names, NETWORK.1, .2 and so on; each two of them are joined by a wire of their own, which
+    ends at interface v<number of the other, from 0 on>."""
+    for i, node in enumerate(nodes):
+        if subprocess.run(['ip', 'netns', 'add', node], stderr=subprocess.DEVNULL, check=False).returncode:
+            skip('no network namespace can be made here')
+        for command in ('link set lo up', f'addr add {network}.{i + 1}/32 dev lo'):
+            subprocess.run(['ip', '-n', node, *command.split()], check=True)
+    for i, node in enumerate(nodes):
+        for k in range(i):
+            subprocess.run(['ip', 'link', 'add', f'v{k}', 'netns', node, 'type', 'veth', 'peer', 'name', f'v{i}', 'netns', nodes[k]], check=True)
+    for i in range(len(nodes)):
+        for k in range(len(nodes)):
+            if i != k:
+                mesh_join(nodes, network, i, k)
+
+
+def mesh_join(nodes, network, i, k):
+    """Node i's end of its wire to node k is up, and is the way there; as it is once it was down, too."""
+    for command in (f'link set v{k} up', f'route replace {network}.{k + 1}/32 dev v{k} src {network}.{i + 1}'):
+        subprocess.run(['ip', '-n', nodes[i], *command.split()], check=True)
+
+
 def unwire(nodes):
     for node in nodes:
         subprocess.run(['ip', 'netns', 'del', node], stderr=subprocess.DEVNULL, check=False)
