@@ -193,6 +193,35 @@ static int lose_replica(struct shd_session *s, uint32_t owner, struct shd_err *e
     return r;
 }
 
+/* Had the one that is lost alone begun the attempt that this worker is at? Those that are left may
+ * have ended the step in the one before. */
+static bool knows_lost_attempt(const struct shd_model *m, uint32_t owner)
+{
+    const struct map_model *map = m->map;
+    if (map == NULL || m->in.step != m->step || !map->owners[owner].mapped)
+        return false;
+    for (uint32_t i = 0; i < map->member_count; i++) {
+        const struct map_owner *o = &map->owners[i];
+        if (i == map->owner_count + owner || hub_lost(m->session->hub, i) || !o->mapped)
+            continue;
+        if (o->layout.attempt >= m->in.attempt ||
+            board_attempt(o->board.base, m->step) >= m->in.attempt)
+            return false;
+    }
+    return true;
+}
+
+static int check_attempts(struct shd_session *s, uint32_t owner, struct shd_err *e)
+{
+    for (struct shd_model *m = session_first(s); m != NULL; m = session_next(s, m))
+        if (knows_lost_attempt(m, owner))
+            return err_set(e, SHD_EGONE,
+                           "step %" PRIu64 " of model '%s' was begun again, as a daemon that is "
+                           "lost alone has recorded: connect anew",
+                           m->step, m->spec->name);
+    return SHD_OK;
+}
+
 bool replica_succeed(void *ctx, uint32_t owner, bool gone)
 {
     struct shd_session *s = ctx;
@@ -212,6 +241,8 @@ bool replica_succeed(void *ctx, uint32_t owner, bool gone)
             else if (m->map != NULL)
                 r = turn_succeed(m->map->turn, owner, &e);
     }
+    if (r == SHD_OK)
+        r = check_attempts(s, owner, &e);
     if (r != SHD_OK)
         link_fault(&links[s->hub->owner_count + owner], &e);
     return true;

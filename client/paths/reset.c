@@ -12,8 +12,9 @@
 
 struct resetting { /* ctx of its rounds */
     const struct shd_model *m;
-    uint64_t attempt; /* the highest heard of */
-    bool agreed;
+    uint64_t attempt;          /* the highest heard of */
+    bool agreed;               /* by one that is there: */
+    uint32_t losses;           /* of the hub, when it was asked */
     enum wire_reset_what what; /* the last answer */
 };
 
@@ -32,10 +33,12 @@ static void make_reset(const struct round *round, const struct link *link,
                        struct wire_request *ret_request)
 {
     const struct resetting *r = round->ctx;
+    const struct hub *hub = link->hub;
     ret_request->reset = (struct wire_reset){ .model = r->m->map->owners[link->index].layout.handle,
                                               .step = r->m->step,
                                               .attempt = round->arg,
-                                              .agreed = r->agreed };
+                                              .agreed = r->agreed &&
+                                                        r->losses == hub->members.losses };
 }
 
 static int take_answer(const struct round *round, const struct link *link,
@@ -52,10 +55,32 @@ static int take_answer(const struct round *round, const struct link *link,
     return SHD_OK;
 }
 
+/* Until one grants it. */
+static int ask(struct round *round, struct hub *hub, struct shd_err *e)
+{
+    struct resetting *r = round->ctx;
+    uint32_t successions = hub->members.successions;
+    int s = SHD_OK;
+    r->agreed = false;
+    r->what = WIRE_RESET_PROMISED;
+    for (uint32_t i = 0; s == SHD_OK && r->what == WIRE_RESET_PROMISED && i < hub->link_count;) {
+        s = round_one(round, &hub->links[i], r->m->in.attempt + 1, e);
+        i = successions == hub->members.successions ? i + 1
+                                                    : 0; /* who took a place was not asked there */
+        successions = hub->members.successions;
+    }
+    if (s == SHD_OK && r->what != WIRE_RESET_DONE)
+        return err_set(e, SHD_ESTEP,
+                       "step %" PRIu64 " cannot be reset: its commit has %s, and the gradients "
+                       "that are in count; go on with shd_commit()",
+                       r->m->step, r->what == WIRE_RESET_OVER ? "been made" : "begun");
+    return s;
+}
+
 int reset_owners(struct shd_model *m, uint64_t *ret_attempt, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
-    struct resetting r = { .m = m, .what = WIRE_RESET_PROMISED };
+    struct resetting r = { .m = m };
     struct round round = { .what = "Reset",
                            .asks = WIRE_RESET,
                            .type = WIRE_RESET_ANSWER,
@@ -64,23 +89,14 @@ int reset_owners(struct shd_model *m, uint64_t *ret_attempt, struct shd_err *e)
                            .replicated = true,
                            .follows = true,
                            .ctx = &r };
-    int s = SHD_OK;
-    uint32_t successions = hub->members.successions;
-    for (uint32_t i = 0; s == SHD_OK && r.what == WIRE_RESET_PROMISED && i < hub->link_count;) {
-        s = round_one(&round, &hub->links[i], m->in.attempt + 1, e);
-        i = successions == hub->members.successions ? i + 1
-                                                    : 0; /* who took a place was not asked there */
-        successions = hub->members.successions;
-    }
-    if (s != SHD_OK)
-        return s;
-    if (r.what != WIRE_RESET_DONE)
-        return err_set(e, SHD_ESTEP,
-                       "step %" PRIu64 " cannot be reset: its commit has %s, and the gradients "
-                       "that are in count; go on with shd_commit()",
-                       m->step, r.what == WIRE_RESET_OVER ? "been made" : "begun");
-    r.agreed = true;
-    s = round_all(&round, hub, r.attempt, e);
+    int s;
+    do { /* what a lost one has granted counts no more: the others may have gone on without it */
+        r.losses = hub->members.losses;
+        s = ask(&round, hub, e);
+        r.agreed = true;
+        if (s == SHD_OK && r.losses == hub->members.losses)
+            s = round_all(&round, hub, r.attempt, e);
+    } while (s == SHD_OK && r.losses != hub->members.losses);
     if (s == SHD_OK)
         *ret_attempt = r.attempt;
     return s;

@@ -451,6 +451,7 @@ bool hub_lose(struct hub *hub, uint32_t index, const struct shd_err *why)
 {
     CHECK(link_has_twin(&hub->links[index]));
     if (index >= hub->owner_count) {
+        hub->members.losses++;
         link_retire(&hub->links[index], why, NULL);
         if (hub->members.succeed != NULL)
             hub->members.succeed(hub->reopen_ctx, index - hub->owner_count, /* gone= */ true);
@@ -463,6 +464,7 @@ bool hub_lose(struct hub *hub, uint32_t index, const struct shd_err *why)
         return false;
     const uint32_t count = link_retire(&hub->links[index], why, moved);
     hub->members.successions++;
+    hub->members.losses++;
     const struct link lost = hub->links[index];
     hub->links[index] = hub->links[other];
     hub->links[other] = lost;

@@ -125,7 +125,8 @@ struct hub_members {               /* owners and their replicas, and who is out 
     /* The owner's place is to be taken by its replica, which may be down but is not gone (false: it
      * cannot yet); or (gone) the replica is gone. May be NULL. */
     bool (*succeed)(void *ctx, uint32_t owner, bool gone);
-    uint32_t successions; /* owners that were lost, ever */
+    uint32_t successions; /* owners that were lost, ever; */
+    uint32_t losses;      /* and replicas, too */
     uint64_t told;        /* the view's number plus 1, as Hello says it; 0: there are no replicas */
     bool joining;         /* hosts that are in again are being taken in; no step is worked on */
     bool tells;           /* all daemons have to know it: more than two hosts have some */

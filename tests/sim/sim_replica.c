@@ -80,10 +80,27 @@ static void ask_anew(struct sim *s, struct sim_worker *w)
         w->link[i].layout_new = false;
     if (w->work == WORK_LEASING && !SIM_BUG(81))
         w->ask_owner = 0; /* this one may lack what its predecessor had */
-    if (w->work != WORK_RESETTING || w->agreed)
+}
+
+/* What a lost one has granted counts no more: the others may have gone on without it. */
+static void reset_anew(struct sim_worker *w)
+{
+    if (w->work != WORK_RESETTING)
         return;
     sim_link_forget(w, SIM_RESET_STEP);
-    w->ask_owner = w->told = 0;
+    w->ask_owner = w->told = w->followed = 0;
+    w->agreed = false;
+}
+
+/* Nor is an attempt that none of those left has begun. */
+static bool knows_lost_attempt(const struct sim *s, const struct sim_worker *w)
+{
+    if (w->work <= WORK_SETTLING || w->work >= WORK_RESETTING)
+        return false;
+    for (uint32_t i = 0; i < sim_members(s); i++)
+        if (!sim_is_gone(w, i) && s->daemon[i].board_attempt >= w->attempt)
+            return false;
+    return w->attempt > 0;
 }
 
 static void begin_anew(struct sim *s, struct sim_worker *w)
@@ -110,11 +127,12 @@ static void lose(struct sim *s, struct sim_worker *w, uint32_t member)
     sim_link_retire(s, w, daemon, owner ? heir : SIM_NOBODY);
     if (owner)
         ask_anew(s, w);
+    reset_anew(w);
     s->result.succeeded += owner;
     if (r != SHD_OK && !sim_view_contradicts(s, w, r))
         sim_broken(s, "P4", heir, SIM_NOBODY, "where its other one is lost the turn ends: %s",
                    e.text);
-    else if (r != SHD_OK)
+    else if (r != SHD_OK || knows_lost_attempt(s, w))
         begin_anew(s, w);
 }
 
