@@ -160,7 +160,8 @@ SHD_API uint32_t shd_owners(const shd_session *s); /* daemons of this session; "
  * shd_model_set(). accumulate, a, an integer that divides M
  * (1): a worker sums the gradients of micro-batches k a to k a + a - 1 and returns them once.
  * uses: units whose tensors this one reads too (tied weights), returned after the last use. A group
- * may have "optimizer": { "kind": "muon" } or lamb; its units are whole at one owner each. */
+ * may have "optimizer": { "kind": "muon" }, lamb or adafactor; its units are whole at one owner
+ * each. */
 SHD_API int shd_model_open(shd_session *s, const char *spec_json, shd_model **ret_model,
                            struct shd_err *e);
 /* Attach to a model the daemons hold, by name (NULL: the only one there). */
@@ -207,6 +208,7 @@ struct shd_tensor {
     uint32_t unit;         /* index of its unit */
     uint64_t offset_elems; /* of its first element in the unit's array; a multiple of 32 */
     uint64_t elems;
+    bool statistics; /* Adafactor's, of its unit: the owners' alone, gradients leave it zero */
 };
 /* By name (SHD_ENOENT: there is none); by index, in spec order. */
 SHD_API int shd_tensor_find(const shd_model *m, const char *name, struct shd_tensor *ret_tensor,

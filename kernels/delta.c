@@ -28,6 +28,8 @@ static const char *unknown(const struct delta_rule *rule)
         return "Muon goes by a matrix that is not kept";
     case SPEC_LAMB:
         return "LAMB goes by the parameters of before as well, which are not kept";
+    case SPEC_ADAFACTOR:
+        return "Adafactor goes by the gradient, which is not kept";
     case SPEC_MEAN:
         return "a mean is not updated by an optimizer";
     }
@@ -74,6 +76,7 @@ static double step_of(const struct delta *d, uint64_t i)
     case SPEC_MEAN:
     case SPEC_MUON:
     case SPEC_LAMB:
+    case SPEC_ADAFACTOR:
         break;
     }
     CHECK(false); /* unknown() */

@@ -65,7 +65,7 @@ struct kern_rates kern_muon_rates(const struct kern_muon *h, double ratio)
 struct kern_rates kern_rates_of(enum spec_optimizer kind, const struct kern_hyper *h,
                                 float grad_scale)
 {
-    if (spec_optimizer_rows[kind].in_torch_order || kind == SPEC_MUON) {
+    if (spec_optimizer_rows[kind].in_torch_order || kind == SPEC_MUON || kind == SPEC_ADAFACTOR) {
         struct kern_rates t = h->torch;
         t.scale = grad_scale;
         return t;

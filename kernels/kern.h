@@ -115,6 +115,14 @@ struct kern_muon {
     bool nesterov;
 };
 
+/* Adafactor's, likewise, in fp64 but for what elements are taken times. */
+struct kern_adafactor {
+    double rho;        /* the relative step: min(lr, 1 / sqrt(t)) */
+    double eps2, d;    /* the least size of parameters; the size that updates are clipped to */
+    float keep, eps1;  /* keep = 1 - lr * weight_decay */
+    float eps1_square; /* computed in fp64, rounded once */
+};
+
 /* Hyperparameters of one parameter group for one update. */
 struct kern_hyper {
     float lr, weight_decay;  /* decoupled decay: p -= lr * weight_decay * p, before the step */
@@ -122,6 +130,7 @@ struct kern_hyper {
     float bias1, bias2;      /* AdamW: 1 - beta^t, t from 1; computed on the host in fp64 */
     struct kern_rates torch; /* in torch's order: all but the scale, and nothing else of these; */
     struct kern_muon muon;   /* of Muon likewise (its momentum's), with these */
+    struct kern_adafactor adafactor; /* and of Adafactor (its statistics') */
 };
 
 /* In fp64, rounded once. 1 - beta is exact for beta in [0.5, 1]. */
@@ -145,11 +154,12 @@ struct kern_change {
     bool whole;             /* &= : false when a predecessor had done some: its part is lacking */
 };
 
-/* A tensor that is updated as a whole: a matrix, by Muon, or any, by LAMB. */
+/* A tensor that is updated as a whole: a matrix, by Muon, or any, by LAMB or Adafactor. */
 struct kern_matrix {
     enum spec_optimizer kind;
     uint64_t rows, cols; /* LAMB: as if it were one row */
     double ratio;        /* Muon: of the learning rate, for the shape (proto/spec/muon.h) */
+    uint64_t batch;      /* Adafactor: so many matrices; of none (rows 0) one of cols elements */
 };
 
 /* What lies at the beginning of scratch: a successor of the same operation on the same unit goes on
@@ -164,7 +174,8 @@ struct kern_whole_head {
  * which have none of their elements. It takes several passes over all of them: moments, then for
  * each tensor what it is to change by (the Newton-Schulz iteration; LAMB's direction and the norms
  * that its rate is of), then the parameters. m is Muon's momentum, and v is left alone; LAMB has
- * both.
+ * both. Adafactor has neither: its statistics, which are first of all, lie among the parameters,
+ * behind all tensors (proto/spec/adafactor.h), and no other optimizer has a part of such a slice.
  *
  * The three passes in place have chunk words of their own, of the update's operation: from
  * first_chunk on, kern_trail_chunks(elems) each. What is between them is a function of gradient,
@@ -173,7 +184,8 @@ struct kern_whole_head {
 struct kern_whole {
     const struct kern_run *runs; /* [count]: a tensor each; ascending */
     const struct kern_matrix *matrices;
-    uint32_t count; /* 0: there are none */
+    uint32_t count;                    /* 0: there are none */
+    const struct kern_run *statistics; /* [count]: Adafactor's, of each; NULL: of another */
     float *scratch; /* whole_head_elems(count), elems of the slice, and muon_room_elems() of the
                      * largest; aligned to 64; outlives the process where the trail does */
     uint64_t first_chunk;

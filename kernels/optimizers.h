@@ -220,6 +220,25 @@ KERN_FN vec lamb_direction(const struct kern_rates *c, vec p, vec m, vec v)
     return vec_fma(vec_set1(c->decay), p, q);
 }
 
+/* Adafactor's update of an element before it is clipped, as torch.optim.Adafactor has it
+ * (kernels/cpu/op_adafactor.h has the rest). row, col: the means of squares of its row and column,
+ * after this step's; divisor: the mean of all rows', at least eps1:
+ *
+ *     g = grad * scale
+ *     v = row * col / divisor
+ *     s = sqrt(max(v, eps1^2))
+ *     r = 1 / s
+ *     u = r * g
+ *
+ * A vector's v is kept for each element. Statistics and parameters then change as muon_step() has
+ * it: fma(rest1, mean - p, p), where rest1 = t^beta2_decay, and fma(rate, u, keep * p).
+ */
+KERN_FN vec adafactor_direction(float eps1_square, vec g, vec v)
+{
+    const vec s = vec_sqrt(vec_max(vec_set1(eps1_square), v));
+    return vec_mul(vec_div(vec_set1(1), s), g);
+}
+
 /* An exponential moving average of parameters: average = decay * average + rest * p, in the order
  * of torch.lerp, which torch.optim.swa_utils.get_ema_multi_avg_fn() goes by (rest = 1 - decay).
  * With FMA its CPU kernels (ATen/native/cpu/LerpKernel.cpp) round as this does.
@@ -267,6 +286,8 @@ KERN_FN void optimizer_step(enum spec_optimizer kind, const struct kern_rates *c
         break;
     case SPEC_LAMB:
         lamb_step(c, grad, p, m, v);
+        break;
+    case SPEC_ADAFACTOR: /* its passes are muon_step()'s */
         break;
     }
 }

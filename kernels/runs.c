@@ -8,6 +8,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/spec/adafactor.h"
 #include "proto/spec/muon.h"
 
 int runs_new(const struct spec *spec, uint32_t unit, struct slice slice, struct kern_run **ret_runs,
@@ -24,7 +25,7 @@ int runs_new(const struct spec *spec, uint32_t unit, struct slice slice, struct 
         const struct spec_tensor *st = &spec->tensors[t];
         uint64_t first;
         const uint64_t elems = layout_intersect(slice, st->offset_elems, st->elems, &first);
-        if (elems == 0 || spec_is_whole(spec, st))
+        if (elems == 0 || spec_is_whole(spec, st) || st->statistics)
             continue;
         first -= slice.first_elem;
         struct kern_run *last = count > 0 ? &runs[count - 1] : NULL;
@@ -42,6 +43,34 @@ int runs_new(const struct spec *spec, uint32_t unit, struct slice slice, struct 
     return SHD_OK;
 }
 
+static struct kern_matrix matrix_of(const struct spec *spec, const struct spec_tensor *st)
+{
+    const struct spec_group *group = &spec->groups[st->group];
+    if (group->muon != NULL)
+        return (struct kern_matrix){ .kind = SPEC_MUON,
+                                     .rows = st->shape[0],
+                                     .cols = st->shape[1],
+                                     .ratio = muon_ratio(group->muon->adjust, st->shape[0],
+                                                         st->shape[1]) };
+    if (group->adafactor == NULL)
+        return (struct kern_matrix){ .kind = SPEC_LAMB, .rows = 1, .cols = st->elems, .ratio = 1 };
+    const struct adafactor_shape shape = adafactor_shape(st);
+    return (struct kern_matrix){
+        .kind = SPEC_ADAFACTOR, .rows = shape.rows, .cols = shape.cols, .batch = shape.batch
+    };
+}
+
+/* Those of tensor index of the unit, in it. */
+static struct kern_run statistics_of(const struct spec *spec, uint32_t unit, uint32_t index)
+{
+    const struct spec_unit *su = &spec->units[unit];
+    const struct spec_tensor *st = &spec->tensors[su->first_tensor + index];
+    const struct spec_tensor *all = &spec->tensors[su->first_tensor + su->tensor_count - 1];
+    const struct adafactor_shape shape = adafactor_shape(st);
+    return (struct kern_run){ all->offset_elems + adafactor_offset_elems(spec, unit, index),
+                              adafactor_elems(&shape), st->group };
+}
+
 int runs_matrices(const struct spec *spec, uint32_t unit, struct slice slice,
                   struct kern_whole **ret_whole, struct shd_err *e)
 {
@@ -50,27 +79,28 @@ int runs_matrices(const struct spec *spec, uint32_t unit, struct slice slice,
     if (!su->wholes || slice.elems == 0)
         return SHD_OK;
     CHECK(slice.first_elem == 0 && slice.elems == su->elems);
-    const size_t each = sizeof(struct kern_matrix) + sizeof(struct kern_run);
+    const size_t each = sizeof(struct kern_matrix) + 2 * sizeof(struct kern_run);
     struct kern_whole *whole = sys_calloc(1, sizeof *whole + su->tensor_count * each);
     if (whole == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " matrices of unit '%s'",
                        su->tensor_count, su->name);
     struct kern_matrix *matrices = (void *)(whole + 1);
     struct kern_run *runs = (void *)(matrices + su->tensor_count);
+    struct kern_run *statistics = runs + su->tensor_count;
     uint32_t count = 0;
     for (uint32_t t = su->first_tensor; t < su->first_tensor + su->tensor_count; t++) {
         const struct spec_tensor *st = &spec->tensors[t];
-        const struct muon_rule *muon = spec->groups[st->group].muon;
         if (!spec_is_whole(spec, st))
             continue;
-        struct kern_matrix of = { .kind = SPEC_LAMB, .rows = 1, .cols = st->elems, .ratio = 1 };
-        if (muon != NULL)
-            of = (struct kern_matrix){ SPEC_MUON, st->shape[0], st->shape[1],
-                                       muon_ratio(muon->adjust, st->shape[0], st->shape[1]) };
-        matrices[count] = of;
+        matrices[count] = matrix_of(spec, st);
+        if (su->adafactor)
+            statistics[count] = statistics_of(spec, unit, t - su->first_tensor);
         runs[count++] = (struct kern_run){ st->offset_elems, st->elems, st->group };
     }
-    *whole = (struct kern_whole){ .runs = runs, .matrices = matrices, .count = count };
+    *whole = (struct kern_whole){ .runs = runs,
+                                  .matrices = matrices,
+                                  .count = count,
+                                  .statistics = su->adafactor ? statistics : NULL };
     *ret_whole = whole;
     return SHD_OK;
 }
@@ -242,6 +272,26 @@ static void muon_hyper(const struct spec *spec, const struct decision *decision,
         h->muon.coefficients[i] = (float)rule->coefficients[i];
 }
 
+/* Likewise. Extended precision: no processor's own pow() shows in what is rounded to fp32. */
+static void adafactor_hyper(const struct spec *spec, const struct decision *decision, uint32_t g,
+                            uint64_t update, struct kern_hyper *h)
+{
+    const struct decision_rates r = decision_rates_of(decision, g);
+    const struct spec_group *group = &spec->groups[g];
+    const struct adafactor_rule *rule = group->adafactor;
+    const double lr = or_else(r.lr, decision->lr * group->lr_scale);
+    const double decay = or_else(r.weight_decay, group->weight_decay);
+    const double relative = 1 / sqrt((double)update);
+    const double fresh = (double)powl((long double)update, (long double)rule->beta2_decay);
+    h->torch = (struct kern_rates){ .rest1 = (float)fresh, .flags = KERN_MOMENTUM };
+    h->adafactor = (struct kern_adafactor){ .rho = lr < relative ? lr : relative,
+                                            .eps2 = rule->eps2,
+                                            .d = rule->d,
+                                            .keep = (float)(1 - lr * decay),
+                                            .eps1 = (float)rule->eps1,
+                                            .eps1_square = (float)(rule->eps1 * rule->eps1) };
+}
+
 /* The group's, or the model's. */
 static struct spec_lamb own_lamb(const struct spec *spec, uint32_t g)
 {
@@ -274,6 +324,8 @@ void runs_hypers(const struct spec *spec, const struct decision *decision, uint6
             ret_hypers[g].torch = torch_rates(spec, decision, g, update);
         if (group->muon != NULL)
             muon_hyper(spec, decision, g, &ret_hypers[g]);
+        if (group->adafactor != NULL)
+            adafactor_hyper(spec, decision, g, update, &ret_hypers[g]);
     }
 }
 

@@ -65,6 +65,12 @@ KERN_FN vec vec_sign_times(vec x, vec by)
     return x > 0 ? by : x < 0 ? -by : 0;
 }
 
+/* a where it is greater, else b: of a NaN that. */
+KERN_FN vec vec_max(vec a, vec b)
+{
+    return a > b ? a : b;
+}
+
 KERN_FN vec vec_abs(vec a)
 {
     return f32_of_bits(f32_bits(a) & 0x7fffffffu);

@@ -298,12 +298,44 @@ static int check_bias(const struct kern_update *a, struct shd_err *e)
     return r;
 }
 
+/* Adafactor's tensor `i`, and that its statistics lie behind all tensors. */
+static int check_adafactor(const struct kern_update *a, uint32_t i, struct shd_err *e)
+{
+    const struct kern_matrix *matrix = &a->whole.matrices[i];
+    const struct kern_run *run = &a->whole.runs[i], *last = &a->whole.runs[a->whole.count - 1];
+    if (a->run_count > 0 || a->whole.statistics == NULL || a->ema.average != NULL)
+        return err_set(e, SHD_EINVAL, "adafactor: with %" PRIu32 " runs of others, %s, %s average",
+                       a->run_count, a->whole.statistics == NULL ? "no statistics" : "statistics",
+                       a->ema.average != NULL ? "an" : "no");
+    const struct kern_run *kept = &a->whole.statistics[i];
+    const uint64_t rows = matrix->rows > 0 ? matrix->rows : 1, cols = matrix->cols;
+    if (matrix->batch == 0 || cols == 0 || run->elems % cols != 0 ||
+        run->elems / cols % rows != 0 || run->elems / cols / rows != matrix->batch ||
+        kept->elems != matrix->batch * (matrix->rows + cols))
+        return err_set(e, SHD_ERANGE,
+                       "adafactor: tensor %" PRIu32 " has %" PRIu64 " elements and %" PRIu64
+                       " statistics, and is %" PRIu64 " x %" PRIu64 " x %" PRIu64,
+                       i, run->elems, kept->elems, matrix->batch, matrix->rows, cols);
+    const struct kern_run *first = &a->whole.statistics[0];
+    const uint64_t end = i > 0 ? kept[-1].first_elem + kept[-1].elems
+                               : last->first_elem + last->elems;
+    if (first->first_elem % SHD_BLOCK_ELEMS != 0 || kept->first_elem < end ||
+        kept->first_elem > a->elems || kept->elems > a->elems - kept->first_elem ||
+        kept->hyper != run->hyper)
+        return err_set(e, SHD_ERANGE,
+                       "adafactor: statistics of tensor %" PRIu32 " are %" PRIu64 "+%" PRIu64
+                       ", the slice has %" PRIu64
+                       " elements, and what is before them ends at %" PRIu64,
+                       i, kept->first_elem, kept->elems, a->elems, end);
+    return SHD_OK;
+}
+
 /* Matrix `i`, which begins at `end` or behind it. */
 static int check_matrix(const struct kern_update *a, uint32_t i, uint64_t end, struct shd_err *e)
 {
     const struct kern_run *run = &a->whole.runs[i];
     const struct kern_matrix *matrix = &a->whole.matrices[i];
-    if (matrix->kind != SPEC_MUON && matrix->kind != SPEC_LAMB)
+    if (matrix->kind != SPEC_MUON && matrix->kind != SPEC_LAMB && matrix->kind != SPEC_ADAFACTOR)
         return err_set(e, SHD_EINVAL, "whole tensor %" PRIu32 ": unknown optimizer %d", i,
                        (int)matrix->kind);
     if (matrix->kind == SPEC_LAMB && a->v == NULL)
@@ -314,8 +346,12 @@ static int check_matrix(const struct kern_update *a, uint32_t i, uint64_t end, s
                        "muon: matrix %" PRIu32 " is %" PRIu64 "+%" PRIu64 ", the slice has %" PRIu64
                        " elements, and the last one ends at %" PRIu64,
                        i, run->first_elem, run->elems, a->elems, end);
-    if (matrix->rows == 0 || run->elems % matrix->rows != 0 ||
-        run->elems / matrix->rows != matrix->cols || run->elems == 0)
+    if ((matrix->kind == SPEC_ADAFACTOR) != (a->kind == SPEC_ADAFACTOR))
+        return err_set(e, SHD_EINVAL, "whole tensor %" PRIu32 " is of %s, and the slice of %s", i,
+                       spec_optimizer_rows[matrix->kind].kind, spec_optimizer_rows[a->kind].kind);
+    if (matrix->kind != SPEC_ADAFACTOR &&
+        (matrix->rows == 0 || run->elems % matrix->rows != 0 ||
+         run->elems / matrix->rows != matrix->cols || run->elems == 0))
         return err_set(e, SHD_ERANGE,
                        "muon: matrix %" PRIu32 " has %" PRIu64 " elements, and is %" PRIu64
                        " x %" PRIu64,
@@ -323,6 +359,8 @@ static int check_matrix(const struct kern_update *a, uint32_t i, uint64_t end, s
     if (run->hyper >= a->hyper_count)
         return err_set(e, SHD_ERANGE, "muon: matrix %" PRIu32 " has group %" PRIu32 " of %" PRIu32,
                        i, run->hyper, a->hyper_count);
+    if (matrix->kind == SPEC_ADAFACTOR)
+        return check_adafactor(a, i, e);
     return matrix->kind == SPEC_LAMB ? check_group_bias("lamb", a, run->hyper, e) : SHD_OK;
 }
 
@@ -339,7 +377,8 @@ static int check_whole(const struct kern_update *a, const struct work_rules *rul
         return err_set(e, SHD_EINVAL,
                        "muon: %" PRIu32 " matrices, with moments in 8 bits: theirs are fp32",
                        w->count);
-    if (w->runs == NULL || w->matrices == NULL || a->hypers == NULL || a->m == NULL)
+    const bool needs_m = a->kind != SPEC_ADAFACTOR;
+    if (w->runs == NULL || w->matrices == NULL || a->hypers == NULL || (needs_m && a->m == NULL))
         return err_set(e, SHD_EINVAL, "muon: %" PRIu32 " matrices, but %s is NULL", w->count,
                        w->runs == NULL       ? "runs"
                        : w->matrices == NULL ? "matrices"
@@ -360,7 +399,8 @@ static int check_whole(const struct kern_update *a, const struct work_rules *rul
 static int check_update(const struct kern_update *a, const struct work_rules *rules,
                         struct shd_err *e)
 {
-    if (a->kind < 1 || a->kind > SPEC_MEAN)
+    const bool whole = a->kind == SPEC_ADAFACTOR && a->whole.count > 0;
+    if ((a->kind < 1 || a->kind > SPEC_MEAN) && !whole)
         return err_set(e, SHD_EINVAL, "update: unknown optimizer %d", (int)a->kind);
     const char *op = spec_optimizer_rows[a->kind].kind;
     int r = check_update_arrays(op, a, rules, e);

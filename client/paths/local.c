@@ -65,11 +65,11 @@ static int new_scratch(struct shd_model *m, struct shd_err *e)
     if (!spec_has_whole(m->spec))
         return SHD_OK;
     if (m->session->kern->ops->place != SEGMENT_HOST)
-        return err_set(
-            e, SHD_ENOTSUP,
-            "a group's optimizer is muon or lamb, which is not done on a GPU (%s) yet: open the "
-            "model on the host (device \"host\")",
-            m->session->kern->ops->product);
+        return err_set(e, SHD_ENOTSUP,
+                       "a group's optimizer is muon, lamb or adafactor, which is not done on a GPU "
+                       "(%s) yet: open the "
+                       "model on the host (device \"host\")",
+                       m->session->kern->ops->product);
     int r = shardmap_new(m->spec, 0, 1, &map, e);
     if (r != SHD_OK)
         return r;

@@ -6,7 +6,7 @@
 #include "client/paths/kern_run.h"
 #include "client/session/session.h"
 
-/* Elements from *at on that are of no tensor: the gap before tensor t of unit u (before its end,
+/* Elements from *at on that no gradient is of: the gap before tensor t of unit u (before its end,
  * for t == tensor_count). *at moves on behind that tensor. */
 static uint64_t next_gap(const struct shd_model *m, const struct spec_unit *u, uint32_t t,
                          uint64_t *at)
@@ -14,7 +14,7 @@ static uint64_t next_gap(const struct shd_model *m, const struct spec_unit *u, u
     const struct spec_tensor *tensor = &m->spec->tensors[u->first_tensor + t];
     const uint64_t end = t < u->tensor_count ? tensor->offset_elems : u->elems;
     const uint64_t elems = end - *at;
-    *at = t < u->tensor_count ? end + tensor->elems : end;
+    *at = t < u->tensor_count && !tensor->statistics ? end + tensor->elems : end;
     return elems;
 }
 

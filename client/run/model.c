@@ -352,6 +352,11 @@ int shd_get(shd_model *m, uint32_t unit, enum shd_array array, float *ret_values
     if (array != SHD_PARAMS && m->spec->units[unit].mean)
         return err_set(e, SHD_EINVAL, "unit '%s' is a mean: it has no moments",
                        m->spec->units[unit].name);
+    if (array != SHD_PARAMS && m->spec->units[unit].adafactor)
+        return err_set(e, SHD_EINVAL,
+                       "unit '%s' is Adafactor's: it has no moments, but statistics, which are the "
+                       "last tensor of its parameters",
+                       m->spec->units[unit].name);
     if (array != SHD_EMA && (uint32_t)array > spec_moments(m->spec))
         return err_set(e, SHD_EINVAL,
                        "moment %" PRIu32 " of model '%s', whose optimizer has %" PRIu32,

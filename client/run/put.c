@@ -108,6 +108,24 @@ static int unit_updates(const struct shd_model *m, const struct shd_put_options 
     return SHD_OK;
 }
 
+struct filler { /* the caller's */
+    struct shd_model *m;
+    const struct shd_put_options *options;
+    struct shd_err *e;
+};
+
+/* Adafactor's statistics lie among the parameters: they stay, unless fill writes there. */
+static int fill_kept(void *ctx, uint32_t unit, enum shd_array array, float *values)
+{
+    const struct filler *f = ctx;
+    uint64_t step, updates;
+    const struct path_get get = { unit, (uint32_t)array, values, &step, &updates };
+    int r = SHD_OK;
+    if (array == SHD_PARAMS && f->m->spec->units[unit].adafactor)
+        r = f->m->session->control->get(f->m, &get, f->e);
+    return r == SHD_OK ? f->options->fill(f->options->ctx, unit, array, values) : r;
+}
+
 int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_counts,
             struct shd_err *e)
 {
@@ -138,7 +156,8 @@ int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_count
         free(arrays);
         return r;
     }
-    const struct path_put put = { arrays, o.fill, o.ctx, o.set_updates ? o.updates + 1 : 0,
+    struct filler filler = { m, &o, e };
+    const struct path_put put = { arrays, fill_kept, &filler, o.set_updates ? o.updates + 1 : 0,
                                   updates };
     const uint64_t step = m->step;
     r = m->session->control->put(m, &put, &counts, e);

@@ -132,7 +132,8 @@ struct shd_tensor model_tensor(const struct shd_model *m, uint32_t index)
                                 .name = t->name,
                                 .unit = t->unit,
                                 .offset_elems = t->offset_elems,
-                                .elems = t->elems };
+                                .elems = t->elems,
+                                .statistics = t->statistics };
 }
 
 uint32_t model_micro_batches(const struct shd_model *m)
@@ -237,5 +238,9 @@ int starts_fill(const struct starts *starts, const struct spec *spec, uint32_t u
         return err_set(e, SHD_EINTERNAL, "fill of unit %" PRIu32 " '%s' gave up with %d", unit,
                        spec->units[unit].name, r);
     unit_zero_gaps(spec, unit, values);
+    const struct spec_unit *u = &spec->units[unit];
+    const struct spec_tensor *last = &spec->tensors[u->first_tensor + u->tensor_count - 1];
+    if (last->statistics)
+        memset(values + last->offset_elems, 0, last->elems * sizeof *values);
     return SHD_OK;
 }

@@ -136,11 +136,11 @@ static int check_matrices(const struct model *m, struct shd_err *e)
 {
     if (m->map->scratch_elems == 0 || m->kern->ops->place == SEGMENT_HOST)
         return SHD_OK;
-    return err_set(
-        e, SHD_ENOTSUP,
-        "a group's optimizer is muon or lamb, which is not done on a GPU (%s) yet: open the model "
-        "at daemons of the host (--device cpu0)",
-        m->kern->ops->product);
+    return err_set(e, SHD_ENOTSUP,
+                   "a group's optimizer is muon, lamb or adafactor, which is not done on a GPU "
+                   "(%s) yet: open the model "
+                   "at daemons of the host (--device cpu0)",
+                   m->kern->ops->product);
 }
 
 int memory_make(struct model *m, const struct ledger_shape *shape, struct shd_err *e)

@@ -36,6 +36,8 @@ static const char *look_up(struct restore_in *in, const struct spec *spec, uint3
 {
     const struct spec_tensor *t = &spec->tensors[tensor];
     struct safeset_place *place = place_of(in, tensor, array);
+    if (in->weights && t->statistics)
+        return NULL; /* they begin as zeros */
     if (!safeset_find(in->sets[array], t->name, place))
         return "is not in the files";
     const struct safetensors_tensor *found = place->tensor;
@@ -209,7 +211,8 @@ int restore_in_read(const struct restore_in *in, struct model *m, const struct c
     for (uint32_t t = unit->first_tensor;
          r == SHD_OK && t < unit->first_tensor + unit->tensor_count; t++) {
         struct ckpt_part part;
-        if (!ckpt_part_of(m->spec, t, slice, &part))
+        if (!ckpt_part_of(m->spec, t, slice, &part) ||
+            (in->weights && m->spec->tensors[t].statistics))
             continue;
         const struct safeset_place *place = place_of(in, t, piece->array);
         float *x = buffer + (part.first_elem - piece->first_elem);

@@ -47,6 +47,9 @@ struct cpu_isa {
     void (*dequantize)(const struct kern_dequantize *a, struct cpu_range r);
     void (*muon)(const struct muon_job *job, struct cpu_range tasks);
     void (*lamb)(const struct muon_job *job, struct cpu_range r, struct kern_change *part);
+    void (*adafactor)(const struct muon_job *job, struct cpu_range tasks);
+    void (*adafactor_direction)(const struct muon_job *job, struct cpu_range r,
+                                struct kern_change *part);
     void (*widen)(const struct kern_widen *a);
 };
 

@@ -13,6 +13,7 @@
 #include "kernels/cpu/op_update.h"
 #include "kernels/cpu/op_widen.h"
 /* Behind what they build on. */
+#include "kernels/cpu/op_adafactor.h"
 #include "kernels/cpu/op_lamb.h"
 
 const struct cpu_isa KERN_ISA = {
@@ -30,5 +31,7 @@ const struct cpu_isa KERN_ISA = {
     .dequantize = dequantize_range,
     .muon = muon_range,
     .lamb = lamb_range,
+    .adafactor = adafactor_tasks_run,
+    .adafactor_direction = adafactor_range,
     .widen = widen_all,
 };

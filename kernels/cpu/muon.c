@@ -7,6 +7,7 @@
 #include "kernels/cpu/queue.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
+#include "proto/spec/layout.h"
 
 static const struct kern_change no_change = { .update.finite = true,
                                               .weight.finite = true,
@@ -37,12 +38,36 @@ static int direction_run(const struct cpu_op *op, struct cpu_thread *t, struct c
     return SHD_OK;
 }
 
+static int adafactor_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range tasks)
+{
+    (void)op;
+    widest(t)->adafactor(&t->kern->muon.job, tasks);
+    return SHD_OK;
+}
+
+static int adafactor_update_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+{
+    (void)op;
+    widest(t)->adafactor_direction(&t->kern->muon.job, r, &t->change);
+    return SHD_OK;
+}
+
 static int norm_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
     (void)op;
     const struct muon_job *job = &t->kern->muon.job;
     widest(t)->sumsq(&(struct kern_sumsq){ .x = job->x, .elems = job->room.elems }, r, &t->sum);
     return SHD_OK;
+}
+
+/* Of rows and of SUM_LANES columns of each matrix; or of blocks of what is none. */
+static uint64_t squares_tasks(const struct kern_matrix *m)
+{
+    const uint64_t rows = m->batch * m->rows;
+    if (rows == 0)
+        return (m->cols + SHD_BLOCK_ELEMS - 1) / SHD_BLOCK_ELEMS;
+    return (rows + MUON_TASK_ROWS - 1) / MUON_TASK_ROWS +
+           m->batch * ((m->cols + MUON_TASK_COLS - 1) / MUON_TASK_COLS);
 }
 
 uint64_t muon_tasks(const struct muon_job *job)
@@ -56,6 +81,10 @@ uint64_t muon_tasks(const struct muon_job *job)
         return down * (down + 1) / 2;
     case MUON_MULTIPLY:
         return down * across;
+    case MUON_SQUARES:
+        return squares_tasks(job->shape);
+    case MUON_FACTOR: /* what is no matrix has nothing to divide by */
+        return job->shape->rows > 0 ? job->shape->batch : 0;
     default:
         return (job->room.rows + MUON_TASK_ROWS - 1) / MUON_TASK_ROWS;
     }
@@ -87,7 +116,8 @@ static void begin_others(struct muon_run *run, struct cpu_op *op)
     u->change = op->work.change = &run->others;
 }
 
-/* The chunk words of a pass over whole tensors. */
+/* The chunk words of a pass over whole tensors. Adafactor's, which has a slice alone, are the
+ * first. */
 enum { WORDS_MOMENTUM, WORDS_MOMENTS, WORDS_PARAMS };
 
 static struct kern_update *wholes(struct muon_run *run, struct cpu_op *op, uint32_t words)
@@ -116,6 +146,16 @@ static void begin_moments(struct muon_run *run, struct cpu_op *op)
     u->publish = out_of(u);
     u->publish_dtype = SHD_F32;
     u->ema.average = NULL;
+}
+
+/* Adafactor's, which lie among the parameters; the means of squares are in the gradient's place. */
+static void begin_statistics(struct muon_run *run, struct cpu_op *op)
+{
+    struct kern_update *u = wholes(run, op, WORDS_MOMENTUM);
+    u->kind = SPEC_MUON;
+    u->runs = u->whole.statistics;
+    u->grad = out_of(u);
+    u->grad_scale = 1; /* they are of scaled ones */
 }
 
 static struct kern_whole_head *head_of(const struct kern_update *u)
@@ -159,6 +199,8 @@ static void begin_params(struct muon_run *run, struct cpu_op *op)
     u->grad = out_of(u);
     u->whole.rates = rates_of(u);
     u->change = op->work.change = run->change;
+    if (u->whole.statistics != NULL) /* what a change is of ends before them, at a block */
+        op->work.count = u->whole.statistics[0].first_elem;
 }
 
 /* What all of it came to: the parameters' pass has seen all of them, as they are now. */
@@ -183,16 +225,25 @@ static void begin_tensor(struct muon_run *run)
     const struct kern_hyper *hyper = &u->hypers[place->hyper];
     struct muon_job job = { .room = muon_room(matrix->rows, matrix->cols),
                             .grad = u->grad + place->first_elem,
-                            .m = u->m + place->first_elem,
                             .grad_scale = u->grad_scale,
                             .hyper = &hyper->muon,
                             .x = out_of(u) + u->elems,
                             .out = out_of(u) + place->first_elem,
                             .elems = place->elems };
+    if (u->m != NULL) /* Adafactor has none */
+        job.m = u->m + place->first_elem;
     job.y = job.x + job.room.elems;
     job.gram = job.y + job.room.elems;
     job.poly = job.gram + job.room.gram_elems;
-    if (matrix->kind == SPEC_LAMB) {
+    if (matrix->kind == SPEC_ADAFACTOR) {
+        const uint64_t first = u->whole.statistics[run->matrix].first_elem;
+        job.p = u->param + place->first_elem;
+        job.shape = matrix;
+        job.statistics = u->param + first;
+        job.means = out_of(u) + first;
+        job.eps1 = hyper->adafactor.eps1;
+        job.eps1_square = hyper->adafactor.eps1_square;
+    } else if (matrix->kind == SPEC_LAMB) {
         job.p = u->param + place->first_elem;
         job.v = u->v + place->first_elem;
         job.rates = kern_rates_of(SPEC_LAMB, hyper, u->grad_scale);
@@ -203,7 +254,18 @@ static void begin_tensor(struct muon_run *run)
     run->step = 0;
 }
 
-/* Norms of the whole tensor; one that is 0 leaves the rate as it is. */
+/* Adafactor's: relative to the root mean square of the parameters, and clipped to one of d. */
+static struct kern_rates adafactor_rates(const struct kern_adafactor *h, uint64_t elems,
+                                         double update, double weight)
+{
+    const double root = sqrt((double)elems), size = weight / root, over = update / (root * h->d);
+    const double alpha = (size < h->eps2 ? h->eps2 : size) * h->rho;
+    return (struct kern_rates){ .scale = 1,
+                                .keep = h->keep,
+                                .rate = (float)(-alpha / (over < 1 ? 1 : over)) };
+}
+
+/* Norms of the whole tensor; one that is 0 leaves LAMB's rate as it is. */
 static void end_direction(struct muon_run *run)
 {
     const struct kern_update *u = &run->asked;
@@ -213,6 +275,12 @@ static void end_direction(struct muon_run *run)
     fixsum_carry(&n->weight.sum);
     const double update = n->update.finite ? sqrt(fixsum_value(&n->update.sum)) : (double)NAN;
     const double weight = n->weight.finite ? sqrt(fixsum_value(&n->weight.sum)) : (double)NAN;
+    const uint32_t i = run->matrix;
+    if (u->whole.matrices[i].kind == SPEC_ADAFACTOR) {
+        const struct kern_hyper *h = &u->hypers[u->whole.runs[i].hyper];
+        rates_of(u)[i] = adafactor_rates(&h->adafactor, u->whole.runs[i].elems, update, weight);
+        return;
+    }
     const double trust = update == 0 || weight == 0 ? 1 : weight / update;
     rates_of(u)[run->matrix] = (struct kern_rates){ .scale = 1,
                                                     .keep = 1,
@@ -277,9 +345,11 @@ static void begin_job(struct muon_run *run, struct cpu_op *op)
     op->work.count = muon_tasks(job);
     op->work.sum = NULL;
     op->work.change = NULL;
-    if (run->pass == MUON_DIRECTION) {
+    if (run->pass == MUON_SQUARES || run->pass == MUON_FACTOR)
+        op->run = adafactor_run;
+    if (run->pass == MUON_DIRECTION || run->pass == MUON_UPDATE) {
         run->norms = no_change;
-        op->run = direction_run;
+        op->run = run->pass == MUON_UPDATE ? adafactor_update_run : direction_run;
         op->chunk = KERN_CHUNK_ELEMS;
         op->work.count = job->elems;
         op->work.change = &run->norms;
@@ -309,6 +379,8 @@ static enum muon_pass tensor_pass(const struct muon_run *run)
 {
     if (run->matrix == run->asked.whole.count)
         return MUON_PARAMS;
+    if (run->asked.whole.matrices[run->matrix].kind == SPEC_ADAFACTOR)
+        return MUON_FACTOR;
     return run->asked.whole.matrices[run->matrix].kind == SPEC_LAMB ? MUON_DIRECTION : MUON_MIX;
 }
 
@@ -332,10 +404,19 @@ static enum muon_pass pass_after(struct muon_run *run)
             return MUON_MOMENTS;
         /* fall through */
     case MUON_MOMENTS:
+        if (w->statistics != NULL && !is_known(&run->asked))
+            return MUON_SQUARES;
+        /* fall through */
+    case MUON_STATISTICS:
         if (is_known(&run->asked))
             return MUON_PARAMS;
         forget(&run->asked);
         return tensor_pass(run);
+    case MUON_SQUARES:
+        if (++run->matrix < w->count)
+            return MUON_SQUARES;
+        run->matrix = 0;
+        return MUON_STATISTICS;
     case MUON_NORM:
         job->divisor = divisor_of(&run->norm, job->hyper->eps);
         break;
@@ -344,6 +425,7 @@ static enum muon_pass pass_after(struct muon_run *run)
         job->y = x;
         return ++run->step < job->hyper->steps ? MUON_GRAM : MUON_UNPACK;
     case MUON_DIRECTION:
+    case MUON_UPDATE:
         end_direction(run);
         /* fall through */
     case MUON_UNPACK:
@@ -381,8 +463,13 @@ bool muon_next(struct cpu_kern *k, struct cpu_op *op)
     case MUON_PARAMS:
         begin_params(run, op);
         break;
+    case MUON_STATISTICS:
+        begin_statistics(run, op);
+        break;
     case MUON_MIX:
     case MUON_DIRECTION:
+    case MUON_SQUARES:
+    case MUON_FACTOR:
         begin_tensor(run);
         begin_job(run, op);
         break;

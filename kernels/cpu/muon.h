@@ -1,10 +1,12 @@
-/* The passes over an update's whole tensors, Muon's and LAMB's, one after the other: kern.h (struct
- * kern_whole) says why there are several, op_muon.h what those between the elementwise ones
- * compute.
+/* The passes over an update's whole tensors, Muon's, LAMB's and Adafactor's, one after the other:
+ * kern.h (struct kern_whole) says why there are several, op_muon.h what those between the
+ * elementwise ones compute.
  *
  *     others       the elements of no such tensor, by their optimizer
  *     momentum     of all of Muon's matrices
  *     moments      of all of LAMB's tensors
+ *     squares      of each of Adafactor's tensors, in scratch: means of rows and columns
+ *     statistics   of all of these
  *     of each matrix, in scratch, tasks of rows or tiles:
  *       mix        the matrix, lying so that it has no more rows than columns
  *       norm       its sum of squares, by blocks
@@ -13,6 +15,9 @@
  *       unpack     the matrix, as its tensor lies
  *     of each of LAMB's tensors, in scratch, blocks:
  *       direction  what it changes by, and the norms that its rate is of
+ *     of each of Adafactor's, likewise:
+ *       factor     what rows and columns are divided by
+ *       update     what it changes by, and norms
  *     params       of all of them, and the average behind them
  *
  * The leader goes from pass to pass (queue.h: cpu_op.next); within one any thread does any task,
@@ -36,6 +41,8 @@ enum muon_pass {
     MUON_OTHERS,
     MUON_MOMENTUM,
     MUON_MOMENTS,
+    MUON_SQUARES,
+    MUON_STATISTICS,
     MUON_MIX,
     MUON_NORM,
     MUON_DIVIDE,
@@ -44,6 +51,8 @@ enum muon_pass {
     MUON_MULTIPLY,
     MUON_UNPACK,
     MUON_DIRECTION,
+    MUON_FACTOR,
+    MUON_UPDATE,
     MUON_PARAMS,
 };
 
@@ -75,9 +84,16 @@ struct muon_job { /* of one tensor, as tasks see it */
     const float *p, *v;
     uint64_t elems;
     struct kern_rates rates;
+
+    /* Adafactor's. */
+    const struct kern_matrix *shape;
+    const float *statistics; /* of the tensor: rows of all matrices, then columns; or elements */
+    float *means;            /* scratch, likewise: the new squares', then what is divided by */
+    float eps1, eps1_square;
 };
 
 #define MUON_TASK_ROWS 32u /* of the matrix as it lies in scratch */
+#define MUON_TASK_COLS 32u /* of Adafactor's means: lanes of a sum */
 #define MUON_TILE      96u /* rows and columns of a product's task */
 
 /* Tasks of the job's pass. */

@@ -250,6 +250,7 @@ static void quant_update_range(const struct kern_update *a, struct cpu_range r,
     case SPEC_MEAN: /* has none: work_init() */
     case SPEC_MUON: /* these are in fp32: likewise */
     case SPEC_LAMB:
+    case SPEC_ADAFACTOR:
         break;
     }
 }

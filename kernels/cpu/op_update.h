@@ -264,6 +264,8 @@ static void update_range(const struct kern_update *a, struct cpu_range r, struct
     case SPEC_LAMB:
         update_kind(a, r, SPEC_LAMB, rec);
         break;
+    case SPEC_ADAFACTOR: /* of passes, which are Muon's: whole.h */
+        break;
     }
 }
 

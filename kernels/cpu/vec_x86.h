@@ -85,6 +85,12 @@ KERN_FN vec vec_fms(vec a, vec b, vec c)
     return MM(fmsub_ps)(a, b, c);
 }
 
+/* a where it is greater, else b: of a NaN that. */
+KERN_FN vec vec_max(vec a, vec b)
+{
+    return MM(max_ps)(a, b);
+}
+
 KERN_FN vec vec_abs(vec a)
 {
     return MM(andnot_ps)(MM(set1_ps)(-0.0f), a);

@@ -24,11 +24,11 @@ static uint64_t quant_slice_bytes(const struct shardmap *map, uint32_t unit)
     return layout_align(quant_bytes(map->slice[unit].elems), SHD_PAGE_BYTES);
 }
 
-/* The units that gradients come of, means or others. */
-static void place_trained(const struct spec *spec, bool mean, struct shardmap *map)
+/* The units that gradients come of, those that have moments or others. */
+static void place_trained(const struct spec *spec, bool moments, struct shardmap *map)
 {
     for (uint32_t u = 0; u < map->units; u++) {
-        if (spec->units[u].frozen || spec->units[u].mean != mean)
+        if (spec->units[u].frozen || (spec_unit_moments(spec, u) > 0) != moments)
             continue;
         map->train_base[u] = map->train_elems;
         map->train_elems += map->slice[u].elems;
@@ -79,10 +79,10 @@ static void place_units(const struct spec *spec, const uint32_t *whole_owners, s
         if (!spec->units[u].frozen && map->slice[u].elems > slice_elems_max)
             slice_elems_max = map->slice[u].elems;
     }
-    place_trained(spec, /* mean= */ false, map);
+    place_trained(spec, /* moments= */ true, map);
     map->moment_elems = map->train_elems;
     map->moment_words = map->int8 ? place_quant(spec, map) : map->moment_elems;
-    place_trained(spec, /* mean= */ true, map);
+    place_trained(spec, /* moments= */ false, map);
     map->slot_bytes = whole_pages(slice_elems_max * sizeof(float));
 }
 

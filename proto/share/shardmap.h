@@ -6,13 +6,13 @@
  * `elems` elements; unit u starts at base_elem[u].
  *
  *   publish  flat array in the publish dtype
- *   state    fp32 flat arrays one after the other: parameters; then, without frozen units and
- *            means, first moment, second moment (AdamW only), the parameters' moving average (where
- *            the spec has one); without frozen units alone, gradient accumulator, the means at its
- *            end; then, where tensors are updated whole (Muon, LAMB), room for an update of one
- *            unit, which keeps nothing between two updates. Moments may be in 8 bits
- *            (proto/spec/optimizer.h): then each unit's slice of one is whole pages of tiles, and
- *            an array has so many words of 4 bytes as these are
+ *   state    fp32 flat arrays one after the other: parameters; then, without frozen units, means
+ *            and Adafactor's, first moment, second moment (AdamW only), the parameters' moving
+ *            average (where the spec has one); without frozen units alone, gradient accumulator,
+ *            the means and Adafactor's at its end; then, where tensors are updated whole (Muon,
+ *            LAMB, Adafactor), room for an update of one unit, which keeps nothing between two
+ *            updates. Moments may be in 8 bits (proto/spec/optimizer.h): then each unit's slice of
+ *            one is whole pages of tiles, and an array has so many words of 4 bytes as these are
  *   inbox    `slots` slots of slot_bytes each; a unit's gradient slice (fp32) starts its slot. Then
  *            what the worker shows of itself (activity.h)
  *
@@ -41,7 +41,7 @@ struct shardmap {
     uint64_t *base_elem;    /* owned, [units]: of the slice in the owner's flat array */
     uint64_t elems;         /* of the flat array: sum of slice elems */
     uint64_t *train_base;   /* owned, [units]: the same without frozen units, whose is unused, and
-                             * with means behind the others */
+                             * with those without moments behind the others */
     uint64_t train_elems;
     uint64_t moment_elems;  /* of these, before the means: an array's, but the parameters' */
     uint64_t *quant_base;   /* owned, [units]: of a moment in 8 bits, in words; NULL: not int8 */

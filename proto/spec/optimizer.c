@@ -46,4 +46,5 @@ const struct spec_optimizer_row spec_optimizer_rows[SPEC_OPTIMIZERS_ALL + 1] = {
                     .beta1 = 0.9,
                     .beta2 = 0.999,
                     .eps = 1e-6 },
+    [SPEC_ADAFACTOR] = { .kind = "adafactor" },
 };

@@ -17,10 +17,11 @@ enum spec_optimizer {
     SPEC_MEAN = 6, /* of a group alone: what is returned are values, and their mean is the next */
     SPEC_MUON = 7, /* of a group alone: its matrices (muon.h) */
     SPEC_LAMB = 8, /* of a group alone: each of its tensors whole */
+    SPEC_ADAFACTOR = 9, /* likewise, of all of a unit: its statistics are a tensor (adafactor.h) */
 };
 
 #define SPEC_OPTIMIZERS     5 /* ids 1..5: a model's */
-#define SPEC_OPTIMIZERS_ALL 8
+#define SPEC_OPTIMIZERS_ALL 9
 
 struct spec_optimizer_row {
     const char *kind;

@@ -1,5 +1,6 @@
 /* See spec.h. Parsing is in spec_json.c, writing in spec_dump.c. */
 #include "proto/spec/spec.h"
+#include "proto/spec/adafactor.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -46,6 +47,7 @@ void spec_free(struct spec *spec)
         free(spec->groups[i].name);
         free(spec->groups[i].muon);
         free(spec->groups[i].lamb);
+        free(spec->groups[i].adafactor);
     }
     for (uint32_t i = 0; spec->units != NULL && i < spec->unit_count; i++)
         free(spec->units[i].name);
@@ -143,6 +145,8 @@ enum spec_optimizer spec_group_optimizer(const struct spec *spec, uint32_t group
     const struct spec_group *g = &spec->groups[group];
     if (g->muon != NULL || g->lamb != NULL)
         return g->muon != NULL ? SPEC_MUON : SPEC_LAMB;
+    if (g->adafactor != NULL)
+        return SPEC_ADAFACTOR;
     return g->mean ? SPEC_MEAN : spec->optimizer;
 }
 
@@ -154,7 +158,7 @@ bool spec_is_matrix(const struct spec *spec, const struct spec_tensor *tensor)
 bool spec_is_whole(const struct spec *spec, const struct spec_tensor *tensor)
 {
     const struct spec_group *g = &spec->groups[tensor->group];
-    return tensor->trainable && (g->muon != NULL || g->lamb != NULL);
+    return tensor->trainable && (g->muon != NULL || g->lamb != NULL || g->adafactor != NULL);
 }
 
 bool spec_has_whole(const struct spec *spec)
@@ -167,6 +171,8 @@ bool spec_has_whole(const struct spec *spec)
 
 enum spec_optimizer spec_unit_optimizer(const struct spec *spec, uint32_t unit)
 {
+    if (spec->units[unit].adafactor)
+        return SPEC_ADAFACTOR;
     return spec->units[unit].mean ? SPEC_MEAN : spec->optimizer;
 }
 
@@ -296,6 +302,8 @@ static const char *own_kind(const struct spec_group *g)
 {
     if (g->muon != NULL || g->lamb != NULL)
         return g->muon != NULL ? "muon" : "lamb";
+    if (g->adafactor != NULL)
+        return spec_optimizer_rows[SPEC_ADAFACTOR].kind;
     return g->mean ? "mean" : "the model's";
 }
 
@@ -322,6 +330,15 @@ static void compare_lamb(struct comparison *c, const char *group, const struct s
     same_real(c, open->eps, asked->eps, "group '%s': eps", group);
 }
 
+static void compare_adafactor(struct comparison *c, const char *group,
+                              const struct adafactor_rule *open, const struct adafactor_rule *asked)
+{
+    same_real(c, open->beta2_decay, asked->beta2_decay, "group '%s': beta2_decay", group);
+    same_real(c, open->eps1, asked->eps1, "group '%s': eps1", group);
+    same_real(c, open->eps2, asked->eps2, "group '%s': eps2", group);
+    same_real(c, open->d, asked->d, "group '%s': d", group);
+}
+
 static void compare_groups(struct comparison *c, const struct spec *open, const struct spec *asked)
 {
     same_u64(c, open->group_count, asked->group_count, "number of groups");
@@ -337,6 +354,8 @@ static void compare_groups(struct comparison *c, const struct spec *open, const 
             compare_muon(c, o->name, o->muon, a->muon);
         if (c->status == SHD_OK && o->lamb != NULL)
             compare_lamb(c, o->name, o->lamb, a->lamb);
+        if (c->status == SHD_OK && o->adafactor != NULL)
+            compare_adafactor(c, o->name, o->adafactor, a->adafactor);
     }
 }
 

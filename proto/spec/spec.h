@@ -39,6 +39,7 @@ struct spec_init_row {
 #define SPEC_INITS 3 /* ids 1..3 */
 extern const struct spec_init_row spec_init_rows[SPEC_INITS + 1];
 
+struct adafactor_rule;
 struct muon_rule;
 struct ramp;
 
@@ -54,6 +55,7 @@ struct spec_group {
     bool mean;           /* "optimizer": its tensors become the mean of what is returned of them */
     struct muon_rule *muon; /* owned: "optimizer", of matrices; NULL: it is another */
     struct spec_lamb *lamb; /* owned: "optimizer", of whole tensors; NULL: it is another */
+    struct adafactor_rule *adafactor; /* owned: likewise, of whole units; NULL: it is another */
 };
 
 struct spec_tensor {
@@ -65,7 +67,8 @@ struct spec_tensor {
     uint32_t unit;                 /* index of its unit */
     uint64_t offset_elems;         /* in the unit; multiple of spec_tensor_align() */
     enum spec_init init;
-    bool trainable;        /* the same for all tensors of a unit */
+    bool trainable;        /* the same for all tensors of a unit but its statistics */
+    bool statistics;       /* Adafactor's of the unit, its last tensor: not in the JSON */
     double init_a, init_b; /* const: a; normal: mean, std; uniform: low, high */
 };
 
@@ -81,6 +84,7 @@ struct spec_unit {
     bool mean;       /* its tensors' groups do: returned are values, in fp32; no moments */
     bool whole;      /* "place": it is of one owner, whole (share/deal.h); where `wholes` */
     bool wholes;     /* some of its tensors are updated as a whole */
+    bool adafactor;  /* all are, by Adafactor: no moments; the last one is its statistics */
 };
 
 struct guard;
@@ -136,7 +140,7 @@ uint32_t spec_micro_batches(const struct spec *spec, uint64_t step);
 uint32_t spec_returns(const struct spec *spec);
 
 /* Moment arrays the optimizer keeps per parameter: AdamW 2, SGD and Lion 1. Of a unit: 0 where it
- * is frozen or a mean. */
+ * is frozen, a mean or Adafactor's. */
 uint32_t spec_moments(const struct spec *spec);
 uint32_t spec_unit_moments(const struct spec *spec, uint32_t unit);
 

@@ -263,6 +263,11 @@ static int check_trainable(struct parser *p, const struct node *n, const struct 
     if (group->mean && !t->trainable)
         return err_set(p->e, SHD_EINVAL, "%s: '%.60s' is frozen, and its group '%.60s' is a mean",
                        node_path(n).text, t->name, group->name);
+    if ((group->adafactor != NULL) != (first_group->adafactor != NULL))
+        return err_set(p->e, SHD_EINVAL,
+                       "%s: '%.40s' is of group '%.20s', '%.40s' of the same unit of '%.20s', and "
+                       "the optimizer of one of them is adafactor: give them units of their own",
+                       node_path(n).text, t->name, group->name, first->name, first_group->name);
     if (group->skips_idle != first_group->skips_idle)
         return err_set(p->e, SHD_EINVAL,
                        "%s: '%.40s' is of group '%.20s', whose idle is \"%s\", '%.40s' of the same "
@@ -285,8 +290,10 @@ static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, 
     struct spec_unit *u = &s->units[unit];
     const struct node tensors = node_field(n, "tensors");
     uint64_t end = 0;
+    const bool adafactor = spec_adafactor_has(s, n);
+    const uint32_t count = u->tensor_count - adafactor;
     struct node item = node_item(&tensors, 0);
-    for (uint32_t i = 0; i < u->tensor_count; i++, item = node_next(&item)) {
+    for (uint32_t i = 0; i < count; i++, item = node_next(&item)) {
         struct spec_tensor *t = &s->tensors[u->first_tensor + i];
         int r = parse_tensor(p, &item, u->first_tensor + i);
         if (r == SHD_OK)
@@ -300,12 +307,19 @@ static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, 
             return too_many_elems(&item, *padded + end, p->e);
         s->elems += t->elems;
     }
+    int r = adafactor ? spec_adafactor_add(s, unit, n, end, p->e) : SHD_OK;
+    if (r != SHD_OK)
+        return r;
+    if (adafactor) {
+        const struct spec_tensor *statistics = &s->tensors[u->first_tensor + count];
+        end = statistics->offset_elems + statistics->elems; /* of each twice as many at most */
+    }
     u->elems = layout_align(end, SHD_BLOCK_ELEMS);
     u->frozen = !s->tensors[u->first_tensor].trainable;
     s->trained_units += !u->frozen;
     u->skips_idle = s->groups[s->tensors[u->first_tensor].group].skips_idle;
     u->mean = s->groups[s->tensors[u->first_tensor].group].mean;
-    const int r = spec_place_parse(s, unit, n, p->e);
+    r = spec_place_parse(s, unit, n, p->e);
     if (r != SHD_OK)
         return r;
     *padded += u->elems;
@@ -398,6 +412,7 @@ static int count_tensors(struct parser *p, const struct node *n)
                 node_path(&tensors).text, total + s->units[i].tensor_count, SHD_TENSORS_MAX);
         if (r != SHD_OK)
             return r;
+        s->units[i].tensor_count += spec_adafactor_has(s, &item);
         s->units[i].first_tensor = total;
         total += s->units[i].tensor_count;
     }
@@ -419,6 +434,11 @@ static int check_tensor_names(struct parser *p, const struct node *units)
         return r;
     const uint32_t unit = s->tensors[twice].unit;
     const struct node item = node_item(units, unit), tensors = node_field(&item, "tensors");
+    if (s->tensors[twice].statistics)
+        return err_set(p->e, SHD_EINVAL,
+                       "%s: Adafactor's statistics are called '%.60s', which is the name of tensor "
+                       "%" PRIu32 " too",
+                       node_path(&item).text, s->tensors[twice].name, of);
     const struct node tensor = node_item(&tensors, twice - s->units[unit].first_tensor);
     const struct node name = node_field(&tensor, "name");
     return named_twice(&name, "tensor", of, p->e);

@@ -8,6 +8,8 @@
 
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/spec/adafactor.h"
+#include "proto/spec/layout.h"
 #include "proto/spec/optimizer.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_node.h"
@@ -156,10 +158,104 @@ int spec_place_parse(struct spec *s, uint32_t unit, const struct node *n, struct
         return err_set(e, SHD_EINVAL, "%s is '%.40s', must be spread or whole",
                        node_path(&place).text, how);
     if (place.json != NULL && u->wholes)
+        return err_set(
+            e, SHD_EINVAL,
+            "%s is 'spread', and the unit has tensors that Muon, LAMB or Adafactor updates, which "
+            "one owner has whole: say whole, or leave it out",
+            node_path(&place).text);
+    return SHD_OK;
+}
+
+/* -- Adafactor ------------------------------------------------------------------------------- */
+
+int spec_adafactor_parse(const struct node *n, struct adafactor_rule **ret_rule, struct shd_err *e)
+{
+    static const char *const known[] = { "kind", "beta2_decay", "eps1", "eps2", "d" };
+    struct adafactor_rule rule = adafactor_default;
+    const struct {
+        const char *key;
+        struct node_range range;
+        double *value;
+    } fields[] = {
+        { "beta2_decay", { -FLT_MAX, 0 }, &rule.beta2_decay },
+        /* Not 0: an element that never had a gradient has a mean of 0, which is divided by. */
+        { "eps1", { ADAFACTOR_EPS1_MIN, FLT_MAX }, &rule.eps1 },
+        { "eps2", { 0, FLT_MAX }, &rule.eps2 },
+        { "d", { 1, FLT_MAX }, &rule.d },
+    };
+    int r = node_object(n, known, ARRAY_SIZE(known), e);
+    for (size_t i = 0; r == SHD_OK && i < ARRAY_SIZE(fields); i++) {
+        const struct node field = node_field(n, fields[i].key);
+        if (field.json != NULL)
+            r = node_real(&field, fields[i].range, fields[i].value, e);
+    }
+    if (r != SHD_OK)
+        return r;
+    struct adafactor_rule *own = sys_malloc(sizeof *own);
+    if (own == NULL)
+        return node_no_memory(e);
+    *own = rule;
+    *ret_rule = own;
+    return SHD_OK;
+}
+
+json_t *spec_adafactor_json(const struct adafactor_rule *rule)
+{
+    return json_pack("{s:s, s:f, s:f, s:f, s:f}", "kind", spec_optimizer_rows[SPEC_ADAFACTOR].kind,
+                     "beta2_decay", rule->beta2_decay, "eps1", rule->eps1, "eps2", rule->eps2, "d",
+                     rule->d);
+}
+
+bool spec_adafactor_has(const struct spec *s, const struct node *n)
+{
+    const struct node tensors = node_field(n, "tensors"), first = node_item(&tensors, 0);
+    if (first.json == NULL || first.json->kind != TEXT_OBJECT)
+        return false;
+    const struct node group = node_field(&first, "group");
+    const struct node trainable = node_field(&first, "trainable");
+    const char *name = NULL;
+    bool trains = true;
+    if (group.json != NULL && node_text(&group, &name, NULL) != SHD_OK)
+        return false;
+    if (trainable.json != NULL && node_bool(&trainable, &trains, NULL) != SHD_OK)
+        return false;
+    for (uint32_t g = 0; trains && g < s->group_count; g++)
+        if (name == NULL || strcmp(s->groups[g].name, name) == 0)
+            return s->groups[g].adafactor != NULL;
+    return false;
+}
+
+int spec_adafactor_add(struct spec *s, uint32_t unit, const struct node *n, uint64_t end,
+                       struct shd_err *e)
+{
+    struct spec_unit *u = &s->units[unit];
+    const uint32_t last = u->tensor_count - 1;
+    struct spec_tensor *t = &s->tensors[u->first_tensor + last];
+    const size_t bytes = strlen(u->name) + sizeof ADAFACTOR_SUFFIX;
+    if (bytes > SPEC_NAME_BYTES_MAX)
         return err_set(e, SHD_EINVAL,
-                       "%s is 'spread', and the unit has tensors that Muon or LAMB updates, which "
-                       "one owner has whole: say whole, or leave it out",
-                       node_path(&place).text);
+                       "%s: its name has %zu bytes, and with that of Adafactor's statistics, "
+                       "'" ADAFACTOR_SUFFIX "', it may have %u",
+                       node_path(n).text, strlen(u->name), SPEC_NAME_BYTES_MAX - 1);
+    if (s->ema > 0)
+        return err_set(
+            e, SHD_EINVAL,
+            "%s is of group '%.60s', whose optimizer is adafactor, and the model keeps a "
+            "moving average (ema), which there is none of beside it: leave one out",
+            node_path(n).text, s->groups[s->tensors[u->first_tensor].group].name);
+    t->name = sys_malloc(bytes);
+    if (t->name == NULL)
+        return node_no_memory(e);
+    memcpy(t->name, u->name, strlen(u->name));
+    memcpy(t->name + strlen(u->name), ADAFACTOR_SUFFIX, sizeof ADAFACTOR_SUFFIX);
+    t->rank = 1;
+    t->elems = t->shape[0] = adafactor_offset_elems(s, unit, last);
+    t->group = s->tensors[u->first_tensor].group;
+    t->unit = unit;
+    t->offset_elems = layout_align(end, SHD_BLOCK_ELEMS); /* no block has parameters, too */
+    t->init = SPEC_INIT_CONST;
+    t->statistics = true;
+    u->adafactor = true;
     return SHD_OK;
 }
 

@@ -22,7 +22,8 @@ static int parse_kind(const struct node *n, enum spec_optimizer *ret_kind, struc
             return SHD_OK;
         }
     if (strcmp(kind, spec_optimizer_rows[SPEC_MUON].kind) == 0 ||
-        strcmp(kind, spec_optimizer_rows[SPEC_LAMB].kind) == 0)
+        strcmp(kind, spec_optimizer_rows[SPEC_LAMB].kind) == 0 ||
+        strcmp(kind, spec_optimizer_rows[SPEC_ADAFACTOR].kind) == 0)
         return err_set(e, SHD_EINVAL,
                        "%s is '%s', which is of a group (groups[].optimizer): the model's, of all "
                        "other groups, must be adamw, sgd or lion",
@@ -158,8 +159,8 @@ int spec_optimizer_parse(struct spec *s, const struct node *n, struct shd_err *e
 
 /* -- Of a group -------------------------------------------------------------------------------- */
 
-/* {"kind": "mean"}, or {"kind": "muon", ...} or lamb: what else a group could have is the model's.
- */
+/* {"kind": "mean"}, or {"kind": "muon", ...}, lamb or adafactor: what else a group could have is
+ * the model's. */
 static int parse_own(struct spec_group *g, const struct node *n, struct shd_err *e)
 {
     static const char *const mean[] = { "kind" };
@@ -174,23 +175,28 @@ static int parse_own(struct spec_group *g, const struct node *n, struct shd_err 
         return spec_muon_parse(n, &g->muon, e);
     if (strcmp(kind, spec_optimizer_rows[SPEC_LAMB].kind) == 0)
         return spec_lamb_parse(n, &g->lamb, e);
+    if (strcmp(kind, spec_optimizer_rows[SPEC_ADAFACTOR].kind) == 0)
+        return spec_adafactor_parse(n, &g->adafactor, e);
     if (strcmp(kind, spec_optimizer_rows[SPEC_MEAN].kind) == 0)
         return node_object(n, mean, ARRAY_SIZE(mean), e);
-    return err_set(e, SHD_EINVAL,
-                   "%s is '%.40s', must be mean, muon or lamb: other groups have the model's "
-                   "optimizer",
-                   node_path(&field).text, kind);
+    return err_set(
+        e, SHD_EINVAL,
+        "%s is '%.40s', must be mean, muon, lamb or adafactor: other groups have the model's "
+        "optimizer",
+        node_path(&field).text, kind);
 }
 
 /* Passes over whole tensors have moments in fp32 alone. */
 static int check_wide(const struct spec *s, const struct spec_group *g, const struct node *n,
                       struct shd_err *e)
 {
-    const enum spec_optimizer kind = g->muon != NULL ? SPEC_MUON : SPEC_LAMB;
+    const enum spec_optimizer kind = g->muon != NULL   ? SPEC_MUON
+                                     : g->lamb != NULL ? SPEC_LAMB
+                                                       : SPEC_ADAFACTOR;
     if (!s->int8)
         return SHD_OK;
     return err_set(e, SHD_EINVAL,
-                   "%s is %s, whose moments are fp32, and the model's are in 8 bits "
+                   "%s is %s, whose state is fp32, and the model's are in 8 bits "
                    "(optimizer.moments: int8): say f32 there, or leave this optimizer out",
                    node_path(n).text, spec_optimizer_rows[kind].kind);
 }
@@ -208,7 +214,7 @@ int spec_optimizer_parse_group(const struct spec *s, struct spec_group *g, const
     const int r = parse_own(g, &optimizer, e);
     if (r != SHD_OK)
         return r;
-    if (g->muon != NULL || g->lamb != NULL)
+    if (g->muon != NULL || g->lamb != NULL || g->adafactor != NULL)
         return check_wide(s, g, &optimizer, e);
     for (size_t i = 0; i < ARRAY_SIZE(rates); i++) {
         const struct node field = node_field(n, rates[i].key);

@@ -122,6 +122,8 @@ static void put_unit(struct text *t, const struct spec *spec, const struct spec_
         put_named(t, i > 0 ? "," : "", spec->units[unit->uses[i]].name);
     put(t, "],\"tensors\":[");
     for (uint32_t i = 0; i < unit->tensor_count; i++) {
+        if (spec->tensors[unit->first_tensor + i].statistics)
+            break; /* the last one: it follows from the others */
         put(t, i > 0 ? "," : "");
         put_tensor(t, spec, &spec->tensors[unit->first_tensor + i]);
     }
@@ -175,6 +177,8 @@ static json_t *groups_json(const struct spec *spec)
             o = spec_json_with(o, "optimizer", spec_muon_json(g->muon));
         if (g->lamb != NULL)
             o = spec_json_with(o, "optimizer", spec_lamb_json(g->lamb));
+        if (g->adafactor != NULL)
+            o = spec_json_with(o, "optimizer", spec_adafactor_json(g->adafactor));
         array = append(array, o);
     }
     return array;

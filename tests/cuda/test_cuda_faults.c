@@ -101,7 +101,7 @@ static void make_memory(struct pass *p)
 
 static const struct kern_run runs[] = { { 0, ELEMS, 0 } };
 static const struct kern_hyper hypers[] = {
-    { 1e-3f, 0, 0.9f, 0.99f, 1e-8f, 0.1f, 0.01f, { .scale = 0 }, { .lr = 0 } }
+    { 1e-3f, 0, 0.9f, 0.99f, 1e-8f, 0.1f, 0.01f, { .scale = 0 }, { .lr = 0 }, { .rho = 0 } }
 };
 
 static void queue_all(struct pass *p, struct kern_sum *sum)

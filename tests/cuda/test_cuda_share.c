@@ -86,8 +86,17 @@ static void script_run(struct kern *k, const struct world *w, struct marks *mark
 {
     static const struct kern_run runs[] = { { 3, 70001, 0 }, { 70100, ELEMS - 70100 - 9, 1 } };
     static const struct kern_hyper hypers[] = {
-        { 1e-3f, 0.1f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.001f, { .scale = 0 }, { .lr = 0 } },
-        { 3e-2f, 0, 0.8f, 0.95f, 1e-6f, 0.7f, 0.4f, { .scale = 0 }, { .lr = 0 } }
+        { 1e-3f,
+          0.1f,
+          0.9f,
+          0.999f,
+          1e-8f,
+          0.1f,
+          0.001f,
+          { .scale = 0 },
+          { .lr = 0 },
+          { .rho = 0 } },
+        { 3e-2f, 0, 0.8f, 0.95f, 1e-6f, 0.7f, 0.4f, { .scale = 0 }, { .lr = 0 }, { .rho = 0 } }
     };
     if (op % 3 == 0) {
         struct kern_sum sum = { .finite = true };

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""torch_muon.py LIBSHD: groups whose optimizer is Muon against torch.optim.Muon, with AdamW for the rest beside it.
+"""torch_muon.py LIBSHD: groups whose optimizer is Muon against torch.optim.Muon, with AdamW for the rest beside it; and
+groups of Adafactor against torch.optim.Adafactor.
 
 The same start values and gradients are given to torch and to libshd in this process ("local:"). Momentum, and what
 AdamW updates in the same unit, must have torch's bits. The orthogonalized matrix cannot: torch iterates in bf16,
@@ -13,11 +14,14 @@ libshd in fp32. Both are held against torch's own code with its bf16 replaced by
 and then a step of the parameters adds three roundings of fp32. That is the tolerance: libshd's parameters are within
 it of the exact ones, and so of torch's within it and torch's own error.
 
+Adafactor is held against torch's own code with everything in fp64; see adafactor() for its tolerance.
+
 Ends with 77 where there is no torch that has Muon (2.9), or a processor without AVX2."""
 import ctypes as c
 import importlib
 import inspect
 import json
+import os
 import sys
 
 import torch_bits as tb  # goes on in the Python that has torch
@@ -123,6 +127,107 @@ def compare(shape, options, decay):
     return None, off_torch, off_ours
 
 
+def run_adafactor(shape, options, decay, lrs, grads, start):
+    """After each step: parameters and statistics. A unit's statistics are its last tensor."""
+    spec = {"name": "f", "seed": 5, "micro_batches": 1, "optimizer": {"kind": "adamw", "order": "torch"},
+            "groups": [{"name": "g", "weight_decay": decay, "optimizer": dict(options, kind="adafactor")}],
+            "units": [{"name": "u", "tensors": [{"name": "w", "shape": list(shape), "init": ["normal", 0, 0.1]}]}]}
+    session, model = c.c_void_p(), c.c_void_p()
+    grad = c.POINTER(c.c_float)()
+    tb.lib.shd_unit_elems.restype = c.c_uint64
+    tb.call("shd_connect", c.byref(tb.Options(8 + 8, b"local:")), c.byref(session))
+    tb.call("shd_model_open", session, json.dumps(spec).encode(), c.byref(model))
+    values = (c.c_float * tb.lib.shd_unit_elems(model, 0))()
+    count, behind = start.numel(), -(-start.numel() // 2048) * 2048
+
+    def state():
+        tb.call("shd_get", model, 0, 0, values, None, None)
+        return torch.tensor(values[:count]).reshape(shape), torch.tensor(values[behind:])
+    start.copy_(state()[0])
+    out = []
+    for lr, g in zip(lrs, grads):
+        tb.call("shd_grad", model, 0, 0, c.byref(grad))
+        c.memmove(grad, g.contiguous().data_ptr(), count * 4)
+        tb.call("shd_return", model, 0, 0)
+        tb.call("shd_commit", model, c.byref(tb.Update(c.sizeof(tb.Update), lr=lr)), None)
+        out.append(state())
+    tb.lib.shd_close(session)
+    return out
+
+
+def adafactor(shape, options, decay):
+    """What is wrong, and how far torch and libshd were off of torch's code in fp64. Of u = 2^-24:
+
+    statistics are positive, and a step adds to what is off of them at most 5 u of them: the mean is rounded, and the
+    weight of what is new, and three roundings are in fma(w, mean - s, s), of which that of mean - s counts w / (1 - w)
+    times, less than 1.4 (in the first step s is 0). So they are within 5 k u after k steps, which the update before it
+    is clipped has 1.5 times (a product of two over a third, of which it has the root) and its norm once more; the
+    roundings between are ten, so an update is within (15 k + 12) u of itself, and by what the parameters' size, which
+    it is relative to, is off by: the tolerance before it over that size. Three more are in the parameters."""
+    lrs = [0.02 * (1 + k % 3) for k in range(STEPS)]
+    grads = [torch.randn(shape) * 10 ** (torch.rand(shape) * 3 - 2) for _ in range(STEPS)]
+    start = torch.zeros(shape)
+    ours = run_adafactor(shape, options, decay, lrs, grads, start)
+    eps1, eps2 = options.get("eps1", 2.0 ** -23), options.get("eps2", 1e-3)
+    both = []
+    for dtype in (torch.float64, torch.float32):
+        w = torch.nn.Parameter(start.to(dtype))
+        both.append((w, torch.optim.Adafactor([w], lr=1, eps=(eps1, eps2), d=options.get("d", 1.0), weight_decay=decay,
+                                              beta2_decay=options.get("beta2_decay", -0.8))))
+    (exact, _), (plain, _) = both
+    tolerance, off_torch, off_ours = 0.0, 0.0, 0.0
+    for k, (lr, g) in enumerate(zip(lrs, grads)):
+        before = exact.detach().clone()
+        for w, optimizer in both:
+            w.grad = g.to(w.dtype)
+            optimizer.param_groups[0]["lr"] = lr
+            optimizer.step()
+        change = (exact.detach() - before * (1 - lr * decay)).abs().max().item()
+        rms = max(eps2, before.square().mean().sqrt().item())
+        tolerance += change * ((15 * (k + 1) + 12) * U32 + tolerance / rms) + 3 * U32 * before.abs().max().item()
+        state = both[0][1].state[exact]
+        kept = [state[key].flatten() for key in ("row_var", "col_var", "variance") if key in state]
+        for name, of, found in zip(("rows", "columns"), kept, ours[k][1].split([len(x) for x in kept] + [
+                len(ours[k][1]) - sum(len(x) for x in kept)])):
+            off = ((found.double() - of).abs() / of).max().item()
+            if off > 5 * (k + 1) * U32:
+                return f"statistics of {name} are off by {off / U32:.3g} units after step {k}", 0, 0
+        p = ours[k][0]
+        off_ours = (p.double() - exact.detach()).abs().max().item()
+        off_torch = (plain.detach().double() - exact.detach()).abs().max().item()
+        if off_ours > tolerance:
+            return f"off by {off_ours:.3g} after step {k}, the tolerance is {tolerance:.3g}", off_torch, off_ours
+    return None, off_torch, off_ours
+
+
+def by_shard(kind):
+    """A module given to sd.shard() with the optimizer, beside a plain one: what is wrong, in words. The same state,
+    and parameters as near as an iteration in bf16 lets them be (its steps are of 0.02, of which it is off by a tenth
+    at most each); Adafactor's by rounding. A state of PyTorch's is loaded and given back bit by bit."""
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(sys.argv[1])), "../python"))
+    import libshd.torch as sd
+    nn, muon = torch.nn, kind == "Muon"
+    plain, mine = (nn.Sequential(nn.Linear(16, 32, not muon), nn.Tanh(), nn.Linear(32, 8, not muon)) for _ in "ab")
+    mine.load_state_dict(plain.state_dict())
+    first, second = (getattr(torch.optim, kind)(m.parameters(), lr=0.02, weight_decay=0.1) for m in (plain, mine))
+    mine, second = sd.shard(mine, second, address="local:", name=kind)
+    for _ in range(5):
+        x = torch.randn(12, 16)
+        for m, optimizer in ((plain, first), (mine, second)):
+            optimizer.zero_grad()
+            m(x).square().mean().backward()
+            optimizer.step()
+    off = max((p.detach() - q.detach()).abs().max().item() for p, q in zip(plain.parameters(), mine.parameters()))
+    state = first.state_dict()
+    if off > (0.01 if muon else 1e-6) or {k: v.keys() for k, v in second.state_dict()["state"].items()} != {
+            k: v.keys() for k, v in state["state"].items()}:
+        return f"parameters are off by {off:.3g}, or the state has other names"
+    second.load_state_dict(state)
+    own = second.state_dict()["state"]
+    same = all(torch.equal(own[k][name], value) for k, of in state["state"].items() for name, value in of.items())
+    return None if same else "the state that was loaded is another"
+
+
 def main():
     torch.set_num_threads(1)
     torch.manual_seed(20261127)
@@ -132,13 +237,21 @@ def main():
              ((257, 130), {"adjust_lr_fn": "spectral_unclamped", "momentum": 0.3}, 0.01),
              ((96, 40), {"ns_steps": 3, "eps": 1e-3}, 0.1), ((1, 40), {}, 0), ((40, 1), {}, 0),
              ((32, 32), {"ns_coefficients": [2.0, -1.5, 0.5], "ns_steps": 8}, 0)]
+    adafactors = [((48, 100), {}, 0.1), ((100, 48), {"d": 2.0, "beta2_decay": -0.5}, 0), ((257, 130), {}, 0.01),
+                  ((1, 40), {}, 0), ((40, 1), {"eps1": 1e-3}, 0.1), ((4099,), {}, 0.1), ((7,), {"eps2": 0.5}, 0),
+                  ((3, 5, 33, 21), {}, 0.1)]
     failed = 0
-    for shape, options, decay in cases:
-        wrong, off_torch, off_ours = compare(shape, options, decay)
-        print(f"{'FAILED ' if wrong else 'ok     '} {shape} {options} weight_decay {decay}: "
+    for of, (shape, options, decay) in [(compare, case) for case in cases] + [(adafactor, case) for case in adafactors]:
+        wrong, off_torch, off_ours = of(shape, options, decay)
+        print(f"{'FAILED ' if wrong else 'ok     '} {'Adafactor' if of is adafactor else 'Muon'} {shape} {options} weight_decay {decay}: "
               f"{wrong or f'after {STEPS} steps off by {off_ours:.2g}, torch by {off_torch:.2g}'}")
         failed += wrong is not None
-    print(f"{len(cases) - failed} of {len(cases)}; torch {torch.__version__}, "
+    for kind in ("Muon", "Adafactor"):
+        wrong = by_shard(kind)
+        print(f"{'FAILED ' if wrong else 'ok     '} sd.shard() with {kind}{': ' + wrong if wrong else ''}")
+        failed += wrong is not None
+    count = len(cases) + len(adafactors) + 2
+    print(f"{count - failed} of {count}; torch {torch.__version__}, "
           f"{torch.backends.cpu.get_cpu_capability()}")
     return failed != 0
 

@@ -29,6 +29,7 @@ static const struct kind kinds[] = {
     { TOY_ADAMW, "f32", true, true, 1, false, "muon" },
     { TOY_SGD, "bf16", false, true, UINT64_MAX, true, "muon" },
     { TOY_ADAMW, "bf16", false, true, 2, true, "lamb" },
+    { TOY_ADAMW, "f32", true, true, 1, false, "adafactor" },
 };
 
 const char *kind_spec(const struct kind *k);

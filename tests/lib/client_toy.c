@@ -72,7 +72,7 @@ void toy_write(const shd_model *m, uint32_t micro, uint32_t unit, uint32_t salt,
     for (uint32_t t = 0; t < shd_tensors(m); t++) {
         struct shd_tensor tensor = { .size = sizeof tensor };
         shd_tensor_get(m, t, &tensor, NULL);
-        if (tensor.unit != unit)
+        if (tensor.unit != unit || tensor.statistics)
             continue;
         for (uint64_t i = tensor.offset_elems; i < tensor.offset_elems + tensor.elems; i++) {
             const float g = toy_noise(shd_step(m), micro, unit + salt, i) +
@@ -163,6 +163,9 @@ static const char *groups_of(const struct pt_model *p)
                "  { \"name\": \"s\", \"optimizer\": { \"kind\": \"mean\" } } ],";
     if (p->whole == NULL)
         return "";
+    if (strcmp(p->whole, "adafactor") == 0)
+        return "\"groups\": [ { \"name\": \"w\" }, { \"name\": \"x\","
+               "  \"weight_decay\": 0.1, \"optimizer\": { \"kind\": \"adafactor\" } } ],";
     return strcmp(p->whole, "lamb") == 0
                ? "\"groups\": [ { \"name\": \"w\" }, { \"name\": \"x\","
                  "  \"weight_decay\": 0.1, \"optimizer\": { \"kind\": \"lamb\" } } ],"
@@ -179,8 +182,11 @@ const char *pt_spec(const struct pt_model *p)
                *mean = p->mean ? ", \"group\": \"s\"" : own,
                *matrix = p->whole != NULL ? ", \"group\": \"x\"" : own;
     const char *place = p->placed ? ", \"place\": \"whole\"" : "";
-    const char *wide = p->whole != NULL ? "130, 70" : "4099",
-               *square = p->whole != NULL ? "50, 50" : "2500";
+    const bool adafactor = p->whole != NULL && strcmp(p->whole, "adafactor") == 0;
+    const char *wide = p->whole != NULL ? "130, 70" : "4099", *square = adafactor ? "2, 25, 50"
+                                                                        : p->whole != NULL
+                                                                            ? "50, 50"
+                                                                            : "2500";
     snprintf(json, sizeof json,
              "{ \"name\": \"%s\", \"seed\": 5, \"micro_batches\": 4, \"publish\": \"%s\","
              "  \"grad_dtype\": \"%s\", %s%s"
@@ -202,8 +208,8 @@ const char *pt_spec(const struct pt_model *p)
              p->name, p->publish != NULL ? p->publish : "f32", dtypes[p->grad_dtype], groups_of(p),
              p->ema ? "\"ema\": 0.9, \"ema_warmup\": true, " : "",
              p->accumulate > 0 ? p->accumulate : 1, p->int8 ? ", \"moments\": \"int8\"" : "", own,
-             wide, matrix, own, place, mean, trainable, place, square, matrix, square,
-             p->mean ? mean : matrix, square, matrix, own);
+             wide, matrix, adafactor ? matrix : own, place, mean, trainable, place, square, matrix,
+             square, p->mean ? mean : matrix, square, matrix, own);
     return json;
 }
 

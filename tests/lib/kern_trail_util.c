@@ -6,8 +6,8 @@
 #include "kernels/cpu/trail.h"
 
 static const struct kern_hyper trail_hypers[] = {
-    { 1e-3f, 0.1f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.001f, { .scale = 0 }, { .lr = 0 } },
-    { 3e-2f, 0, 0.8f, 0.95f, 1e-6f, 0.7f, 0.4f, { .scale = 0 }, { .lr = 0 } },
+    { 1e-3f, 0.1f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.001f, { .scale = 0 }, { .lr = 0 }, { .rho = 0 } },
+    { 3e-2f, 0, 0.8f, 0.95f, 1e-6f, 0.7f, 0.4f, { .scale = 0 }, { .lr = 0 }, { .rho = 0 } },
 };
 
 #define ARRAYS_BYTES (5 * ELEMS * sizeof(float) + 2 * quant_bytes(ELEMS))

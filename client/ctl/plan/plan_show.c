@@ -180,10 +180,9 @@ static int print_owners(const struct spec *spec, const struct plan_ask *ask,
                 (double)spec_moments(spec) * tile_bytes / QUANT_TILE_ELEMS,
                 spec_moments(spec) * (unsigned)sizeof(float));
     if (spec_has_whole(spec))
-        fprintf(
-            out,
-            "  Units that Muon or LAMB updates are whole, at one owner each; the state has room\n"
-            "  for an update beside. The times of updates leave out Muon's iteration.\n");
+        fprintf(out, "  Units that Muon, LAMB or Adafactor updates are whole, at one owner each; "
+                     "the state has room\n"
+                     "  for an update beside. The times of updates leave out Muon's iteration.\n");
     if (ask->state_on_file)
         fprintf(out, "  On files: %s state each at most, %s in all.\n",
                 text_size(o.max.file, state), text_size(o.total_file_bytes, total));

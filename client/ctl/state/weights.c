@@ -26,14 +26,18 @@ int weights_new(const shd_model *m, struct weights *ret_weights, struct shd_err 
     struct weights w = { .model = m, .tensors = sys_calloc(spec->tensor_count, sizeof *w.tensors) };
     if (w.tensors == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " tensors", spec->tensor_count);
+    uint32_t count = 0;
     for (uint32_t t = 0; t < spec->tensor_count; t++) {
         const struct spec_tensor *from = &spec->tensors[t];
-        w.tensors[t] = (struct safetensors_tensor){ .name = from->name,
-                                                    .dtype = dtype_of(spec->publish),
-                                                    .rank = from->rank };
-        memcpy(w.tensors[t].shape, from->shape, sizeof from->shape);
+        if (from->statistics) /* an optimizer's, no weights */
+            continue;
+        struct safetensors_tensor *to = &w.tensors[count++];
+        *to = (struct safetensors_tensor){ .name = from->name,
+                                           .dtype = dtype_of(spec->publish),
+                                           .rank = from->rank };
+        memcpy(to->shape, from->shape, sizeof from->shape);
     }
-    const int r = safetensors_header(w.tensors, spec->tensor_count, &w.header, e);
+    const int r = safetensors_header(w.tensors, count, &w.header, e);
     if (r == SHD_OK)
         *ret_weights = w;
     else
@@ -48,24 +52,30 @@ void weights_free(struct weights *w)
     *w = (struct weights){ 0 };
 }
 
-static int write_unit(const struct weights *w, uint32_t unit, int fd, const char *name,
-                      struct shd_err *e)
+/* *next: of the tensors, the unit's first one. */
+static int write_unit(const struct weights *w, uint32_t unit, uint32_t *next, int fd,
+                      const char *name, struct shd_err *e)
 {
     const struct spec *spec = w->model->spec;
     const struct spec_unit *u = &spec->units[unit];
     const uint8_t *pinned = shd_pinned(w->model, unit);
     int r = SHD_OK;
-    for (uint32_t t = u->first_tensor; r == SHD_OK && t < u->first_tensor + u->tensor_count; t++)
+    for (uint32_t t = u->first_tensor; r == SHD_OK && t < u->first_tensor + u->tensor_count; t++) {
+        if (spec->tensors[t].statistics)
+            continue;
+        const struct safetensors_tensor *to = &w->tensors[(*next)++];
         r = ckpt_pwrite(fd, pinned + spec->tensors[t].offset_elems * dtype_bytes(spec->publish),
-                        w->tensors[t].bytes, w->tensors[t].at_bytes, name, e);
+                        to->bytes, to->at_bytes, name, e);
+    }
     return r;
 }
 
 int weights_write(const struct weights *w, int fd, const char *name, struct shd_err *e)
 {
     int r = ckpt_pwrite(fd, w->header.data, w->header.bytes, 0, name, e);
+    uint32_t next = 0;
     for (uint32_t u = 0; r == SHD_OK && u < w->model->spec->unit_count; u++)
-        r = write_unit(w, u, fd, name, e);
+        r = write_unit(w, u, &next, fd, name, e);
     return r;
 }
 

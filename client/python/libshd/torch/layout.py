@@ -145,12 +145,29 @@ def dtype_of(units: Sequence[Unit]) -> torch.dtype:
     return dtype
 
 
+_F32 = torch.finfo(torch.float32)
+_EPS1_MIN = 2.0 ** -63  # its square is an ordinary number
+
+
+def is_muon(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer) is getattr(torch.optim, 'Muon', None)  # from 2.9 on
+
+
+def is_adafactor(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer) is getattr(torch.optim, 'Adafactor', None)  # from 2.5 on
+
+
 def optimizer_spec(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The owners' optimizer of the same formula, or a refusal by the name of what differs."""
     kind, first = type(optimizer), optimizer.param_groups[0]
     for flag in ('amsgrad', 'maximize', 'differentiable'):
         if any(group.get(flag) for group in optimizer.param_groups):
             raise NotSupported(f'{kind.__name__}({flag}=True): owners do not have it; leave it out')
+    if is_muon(optimizer) or is_adafactor(optimizer):
+        for at in range(len(optimizer.param_groups)):
+            group_optimizer(optimizer, at)
+        # Of no parameter, but a model has one: the one with the fewest moments, of which Muon's is the first.
+        return {'kind': 'sgd', 'order': 'torch'}
     for key in ('eps', 'nesterov', 'dampening'):
         if any(group.get(key) != first.get(key) for group in optimizer.param_groups):
             raise NotSupported(f'{key} differs between groups: it is one for the model')
@@ -162,7 +179,34 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     if kind is torch.optim.SGD:
         return {'kind': 'sgd', 'order': 'torch', 'momentum': float(first['momentum']),
                 'nesterov': first['nesterov'], 'dampening': first['dampening']}
-    raise NotSupported(f'torch.optim.{kind.__name__}: owners have AdamW, Adam and SGD')
+    raise NotSupported(f'torch.optim.{kind.__name__}: owners have AdamW, Adam, SGD, Muon and Adafactor')
+
+
+def group_optimizer(optimizer: torch.optim.Optimizer, at: int) -> Optional[dict[str, Any]]:
+    """That of the group's own, where groups have one; or a refusal by the name of what owners do not have."""
+    group = optimizer.param_groups[at]
+    if is_muon(optimizer):
+        for key, most in (('momentum', 1.0), ('ns_steps', 100)):
+            if not 0 <= group[key] < most or not (group[key] or key == 'momentum'):
+                raise NotSupported(f'Muon({key}={group[key]}): owners have {"0" if key == "momentum" else "1"} to below '
+                                   f'{most:g}')
+        if not _F32.tiny <= group['eps'] <= _F32.max or len(group['ns_coefficients']) != 3:
+            raise NotSupported(f'Muon(eps={group["eps"]}, ns_coefficients={group["ns_coefficients"]}): owners have an eps '
+                               f'of {_F32.tiny:g} and more, and three coefficients')
+        return {'kind': 'muon', 'momentum': float(group['momentum']), 'nesterov': bool(group['nesterov']),
+                'ns_steps': int(group['ns_steps']), 'ns_coefficients': [float(x) for x in group['ns_coefficients']],
+                'eps': float(group['eps']), 'adjust_lr_fn': group['adjust_lr_fn'] or 'original'}
+    if not is_adafactor(optimizer):
+        return None
+    eps1, eps2 = group['eps']
+    if eps1 is not None and not _EPS1_MIN <= eps1 <= _F32.max:
+        raise NotSupported(f'Adafactor(eps=({eps1}, {eps2})): owners divide by its square in float32, and have None '
+                           f'({_F32.eps:g}, whatever type parameters are read in) or {_EPS1_MIN:g} and more')
+    flat = [p for p in group['params'] if p.dim() > 8]
+    if flat:
+        raise NotSupported(f'Adafactor of a parameter of shape {tuple(flat[0].shape)}: owners have up to 8 dimensions')
+    return {'kind': 'adafactor', 'beta2_decay': float(group['beta2_decay']), 'd': float(group['d']),
+            'eps1': float(_F32.eps if eps1 is None else eps1), 'eps2': float(eps2)}
 
 
 def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, micro_batches: int,
@@ -173,6 +217,9 @@ def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, 
     # Rates are those of each step, so the specification has none. As in PyTorch, what had no gradient stays.
     groups: list[dict[str, Any]] = [{'name': f'group{at}', 'idle': 'skip'}
                                     for at in range(len(optimizer.param_groups))]
+    for at, group in enumerate(groups):
+        if (own := group_optimizer(optimizer, at)) is not None:
+            group['optimizer'] = own
     if any(part.group == len(groups) for unit in units for part in unit.parts):  # buffers: buffers_of()
         groups.append({'name': f'group{len(groups)}', 'optimizer': {'kind': 'mean'}})
     rules = {'verify_every': verify_every} if verify_every else {}  # older daemons do not know these fields

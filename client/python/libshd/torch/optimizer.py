@@ -67,8 +67,9 @@ class Optimizer(torch.optim.Optimizer):
 
     @staticmethod
     def _rates(group: dict[str, Any]) -> tuple[float, float, float, float]:
-        """Learning rate, weight decay, and both betas, or SGD's momentum and nothing."""
-        beta1, beta2 = group.get('betas', (group.get('momentum', 0.0), float('nan')))
+        """Learning rate, weight decay, and both betas, or a momentum and nothing; Adafactor has neither."""
+        none = float('nan')
+        beta1, beta2 = group.get('betas', (group.get('momentum', none if 'beta2_decay' in group else 0.0), none))
         rates = {'lr': group['lr'], 'weight_decay': group['weight_decay'], 'betas or momentum': beta1, 'betas': beta2}
         lr, decay, beta1, beta2 = (number_of(f'{key} of a group', value) for key, value in rates.items())
         return lr, decay, beta1, beta2
@@ -89,7 +90,7 @@ class Optimizer(torch.optim.Optimizer):
             self.engine.backwards, self.engine.leased, self.engine.ran = 0, None, False
         else:
             self._note(self.engine.commit(*self.rates(), idle))
-        self._still = [group.get('momentum') == 0 for group in self.param_groups]
+        self._still = [group.get('momentum') == 0 and 'ns_steps' not in group for group in self.param_groups]
         return loss
 
     def _check_groups(self) -> None:
@@ -199,7 +200,8 @@ class Optimizer(torch.optim.Optimizer):
 
 
 # What of a group the owners are told once. `momentum` may move, but not from nothing: there are no arrays for it.
-_FIXED = ('eps', 'nesterov', 'dampening', 'amsgrad', 'maximize', 'differentiable', 'decoupled_weight_decay')
+_FIXED = ('eps', 'nesterov', 'dampening', 'amsgrad', 'maximize', 'differentiable', 'decoupled_weight_decay',
+          'ns_coefficients', 'ns_steps', 'adjust_lr_fn', 'beta2_decay', 'd')
 _HOOKS = ('_optimizer_step_pre_hooks', '_optimizer_step_post_hooks', '_optimizer_state_dict_pre_hooks',
           '_optimizer_state_dict_post_hooks', '_optimizer_load_state_dict_pre_hooks',
           '_optimizer_load_state_dict_post_hooks')

@@ -19,7 +19,7 @@ from ..errors import Busy, InvalidArgument, Misuse, NotSupported
 from .device import tensor_at
 from .engine import Engine, engine_of
 from .guard import unguard
-from .layout import Part, Unit, elems_of
+from .layout import Part, Unit, elems_of, is_adafactor, is_muon
 
 PARAMS, MOMENTS = _c.SHD_PARAMS, (_c.SHD_MOMENT1, _c.SHD_MOMENT2)
 Fill = Callable[[Unit, int, torch.Tensor], None]
@@ -47,15 +47,17 @@ def masters(engine: Engine, units: Iterable[Unit]) -> dict[Unit, torch.Tensor]:
     return {unit: unit.array if unit.array.dtype == torch.float32 else read(engine, unit, PARAMS)[0] for unit in units}
 
 
-def _is_there(engine: Engine, arrays: Mapping[Unit, int], fill: Fill) -> bool:
+def _is_there(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, whole: bool) -> bool:
     """Whether the owners have what is to be put."""
     for unit, bits in arrays.items():
         for array in (PARAMS, *MOMENTS):
             if not bits >> array & 1:
                 continue
-            wanted = torch.zeros(elems_of(unit))
-            fill(unit, array, wanted)
             found = read(engine, unit, array)[0]
+            wanted = found.clone() if whole else torch.zeros(elems_of(unit))
+            fill(unit, array, wanted)
+            if whole and not torch.equal(found, wanted):
+                return False
             if not all(torch.equal(engine.view(found, part), engine.view(wanted, part)) for part in unit.parts):
                 return False
     return True
@@ -73,13 +75,15 @@ def _is_past(engine: Engine, arrays: Mapping[Unit, int]) -> bool:
     return True
 
 
-def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optional[Mapping[Unit, int]] = None) -> bool:
+def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optional[Mapping[Unit, int]] = None,
+        whole: bool = False) -> bool:
     """arrays: of each unit the bits of what is put; fill writes one of them into a tensor. updates: how many count,
     of each unit that is trained; None: as many as before. False: another worker put other ones at the same time, and
-    those are there."""
+    those are there. whole: fill has all of a unit's array, with its statistics, as it is."""
     def filled(index: int, array: int, address: int) -> None:
         unit = engine.every[index]
-        fill(unit, array, tensor_at(address, elems_of(unit), torch.float32))
+        fill(unit, array, tensor_at(address, engine.model.unit_elems(index) if whole else elems_of(unit),
+                                    torch.float32))
     for unit in engine.units:
         engine.release(unit)
     most, counts = None, None
@@ -92,7 +96,7 @@ def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optiona
             mine = engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.every), filled, most, counts)
             break
         except Busy as e:
-            if engine.new and (_is_there(engine, arrays, fill) or _is_past(engine, arrays)):
+            if engine.new and (_is_there(engine, arrays, fill, whole) or _is_past(engine, arrays)):
                 engine.moved()
                 return True  # it was put before this worker was started again, and the step has begun since
             if not engine.fixed or engine.new or not left:
@@ -218,7 +222,28 @@ def _names(optimizer: Any, part: Part) -> tuple[str, ...]:
     """PyTorch's names of a parameter's moments."""
     if isinstance(optimizer.original, torch.optim.SGD):
         return ('momentum_buffer',) if optimizer.param_groups[part.group]['momentum'] else ()
+    if is_muon(optimizer.original):
+        return ('momentum_buffer',)
+    if is_adafactor(optimizer.original):
+        return ()  # it has statistics()
     return 'exp_avg', 'exp_avg_sq'
+
+
+def _statistics(unit: Unit, values: torch.Tensor) -> dict[Part, dict[str, torch.Tensor]]:
+    """Adafactor's, by PyTorch's names, in a unit's array of parameters: each part's, aligned as these are, from the
+    next block of 2,048 elements on (proto/spec/adafactor.h)."""
+    at = -(-elems_of(unit) // 2048) * 2048
+    found: dict[Part, dict[str, torch.Tensor]] = {}
+    for part in unit.parts:
+        shape = list(part.parameter.shape)
+        shapes = ({'row_var': [*shape[:-1], 1], 'col_var': [*shape[:-2], 1, shape[-1]]} if len(shape) > 1 else
+                  {'variance': shape})
+        at, found[part] = -(-at // 32) * 32, {}
+        for name, of in shapes.items():
+            count = torch.Size(of).numel()
+            found[part][name] = values[at:at + count].view(of)
+            at += count
+    return found
 
 
 def _moments(optimizer: Any, unit: Unit) -> tuple[int, ...]:
@@ -250,6 +275,15 @@ def optimizer_state(optimizer: Any, packed: dict[str, Any]) -> dict[str, Any]:
             if not of.updates:  # PyTorch makes the state at a parameter's first update
                 break
             arrays.append(values)
+        if is_adafactor(optimizer.original):
+            values, of = read(engine, unit, PARAMS)
+            if of.step != step:
+                raise Misuse('state_dict() while other workers committed a step: it would be of two; take it where all '
+                             'workers are between the same two steps')
+            for part, own in _statistics(unit, values).items() if of.updates else ():
+                packed['state'][indices[part.parameter]] = {
+                    'step': torch.tensor(float(of.updates)), **{name: value.clone() for name, value in own.items()}}
+            continue
         for part in unit.parts:
             state = {name: engine.view(array, part).clone() for name, array in zip(_names(optimizer, part), arrays)}
             if 'exp_avg' in state:
@@ -260,7 +294,7 @@ def optimizer_state(optimizer: Any, packed: dict[str, Any]) -> dict[str, Any]:
 
 
 # A state says only by its groups' keys what it is of.
-_KINDS = {'momentum_decay': 'NAdam', 'lr_decay': 'Adagrad', 'rho': 'Adadelta', 'etas': 'Rprop', 'alpha': 'RMSprop',
+_KINDS = {'ns_steps': 'Muon', 'beta2_decay': 'Adafactor', 'momentum_decay': 'NAdam', 'lr_decay': 'Adagrad', 'rho': 'Adadelta', 'etas': 'Rprop', 'alpha': 'RMSprop',
           'dampening': 'SGD', 'lambd': 'ASGD', 'history_size': 'LBFGS', 'amsgrad': 'Adam'}
 
 
@@ -273,6 +307,8 @@ def _check_kind(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     """Of which optimizer the state is; moments of another would be left out, or taken for what they are not."""
     own, groups = type(optimizer.original).__name__, state_dict['param_groups']
     known = {name for part in optimizer.engine.parts() if part.trainable for name in _names(optimizer, part)}
+    if is_adafactor(optimizer.original):
+        known = {'row_var', 'col_var', 'variance'}
     found = {name for state in state_dict['state'].values() for name, value in state.items() if value is not None}
     missing = [key for key in optimizer.original.defaults if groups and key not in groups[0]]
     its = _kind(groups[0]) if groups else ''
@@ -299,7 +335,8 @@ def _check_groups(optimizer: Any, saved: list[dict[str, Any]]) -> None:
         if len(theirs['params']) != len(group['params']):
             raise InvalidArgument(f'group {at} of the state has {len(theirs["params"])} parameters, the optimizer\'s '
                                   f'{len(group["params"])}')
-        for key in ('eps', 'nesterov', 'dampening', 'amsgrad', 'maximize'):
+        for key in ('eps', 'nesterov', 'dampening', 'amsgrad', 'maximize', 'ns_coefficients', 'ns_steps',
+                    'adjust_lr_fn', 'beta2_decay', 'd'):
             if key in theirs and key in group and theirs[key] != group[key]:
                 raise NotSupported(f'{key} is {theirs[key]} in the state and {group[key]} in the optimizer: owners '
                                    'have it from shard() on; make the optimizer with that value first')
@@ -317,6 +354,8 @@ def _updates_of(optimizer: Any, unit: Unit, states: Mapping[nn.Parameter, Mappin
                                f'{steps[most]}: owners count one number for the parameters of a unit, of which both '
                                'are; shard(units=) makes units of their modules')
         return steps[most]
+    if is_adafactor(optimizer.original):
+        return 0
     if not _moments(optimizer, unit):
         return applied
     # SGD counts none; its first update has no momentum yet.
@@ -340,8 +379,20 @@ def load_optimizer_state(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
             if value is not None and value.shape != part.parameter.shape:
                 raise InvalidArgument(f'{name} of {part.name!r} has shape {tuple(value.shape)}, the parameter '
                                       f'{tuple(part.parameter.shape)}')
+    for unit in engine.trainable if is_adafactor(optimizer.original) else ():
+        for part, own in _statistics(unit, torch.empty(engine.model.unit_elems(unit.index))).items():
+            for name, value in states.get(part.parameter, {}).items():
+                if name in own and value.shape != own[name].shape:
+                    raise InvalidArgument(f'{name} of {part.name!r} has shape {tuple(value.shape)}, its parameter\'s has '
+                                          f'{tuple(own[name].shape)}')
     applied = 0 if any('step' in state for state in states.values()) else stamp(engine).updates
     updates = {unit: _updates_of(optimizer, unit, states, applied) for unit in engine.trainable}
+
+    def fill_statistics(unit: Unit, _: int, to: torch.Tensor) -> None:
+        for part, own in _statistics(unit, to).items():
+            for name, value in own.items():
+                theirs = states.get(part.parameter, {}).get(name)
+                value.copy_(theirs if theirs is not None else torch.zeros(()))
 
     def fill(unit: Unit, array: int, to: torch.Tensor) -> None:
         to.zero_()
@@ -351,9 +402,12 @@ def load_optimizer_state(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
                 if moment == array and value is not None:
                     engine.view(to, part).copy_(value)
     arrays = {unit: sum(1 << array for array in _moments(optimizer, unit)) for unit in engine.trainable}
+    adafactor = is_adafactor(optimizer.original)
+    if adafactor:
+        arrays = dict.fromkeys(engine.trainable, _c.SHD_PUT_PARAMS)
     if any(arrays.values()):
         engine.meet()
-        put(engine, arrays, fill, updates)
+        put(engine, arrays, fill_statistics if adafactor else fill, updates, whole=adafactor)
     # In place: who has built on the groups (a scheduler) goes on with them.
     for group, theirs in zip(optimizer.param_groups, saved):
         group.update({key: value for key, value in theirs.items() if key != 'params'})

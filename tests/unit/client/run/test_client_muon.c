@@ -1,6 +1,6 @@
-/* Models with tensors that are updated as a whole, by Muon or LAMB: the same bits over any number
- * of owners, each of which has whole units, through checkpoints onto other numbers of them,
- * snapshots, forks and puts. */
+/* Models with tensors that are updated as a whole, by Muon, LAMB or Adafactor: the same bits over
+ * any number of owners, each of which has whole units, through checkpoints onto other numbers of
+ * them, snapshots, forks and puts. */
 #include <sys/wait.h>
 
 #include "client/paths/map.h"
@@ -14,14 +14,16 @@
 #define MATRIX_UNIT 3u /* the first of three of one size, which have owners of their own */
 
 static const char *whole = "muon"; /* what they are updated by: each of */
-static const char *const wholes[] = { "muon", "lamb" };
+static const char *const wholes[] = { "muon", "lamb", "adafactor" };
 
 static const char *muon_spec(const char *publish)
 {
     static char json[4096];
     snprintf(json, sizeof json, "%s",
-             pt_spec(&(struct pt_model){
-                 .name = "matrices", .publish = publish, .ema = true, .whole = whole }));
+             pt_spec(&(struct pt_model){ .name = "matrices",
+                                         .publish = publish,
+                                         .ema = strcmp(whole, "adafactor") != 0,
+                                         .whole = whole }));
     return json;
 }
 
@@ -52,8 +54,8 @@ TEST(matrices_come_to_the_same_bits_over_any_owners_and_workers)
     static const char *const publish[] = { "f32", "bf16", "f16" };
     char want[65], got[65];
     for (int owners = 1; owners <= 5; owners++) {
-        const char *dtype = publish[owners % 3];
-        whole = wholes[owners % 2];
+        const char *dtype = publish[owners / 2];
+        whole = wholes[owners % 3];
         reference(dtype, 3, NULL, 0, want);
         for (uint32_t workers = 1; workers <= 2; workers++) {
             fixture_start(&daemons, owners, NULL);
@@ -100,7 +102,7 @@ TEST(saved_by_some_owners_restored_by_others)
     static const int counts[][2] = { { 2, 3 }, { 3, 1 }, { 1, 2 } };
     char want[65], got[65];
     for (size_t i = 0; i < ARRAY_SIZE(counts); i++) {
-        whole = wholes[i % 2];
+        whole = wholes[i % 3];
         reference("bf16", 4, NULL, 0, want);
         make_ckpts();
         fixture_start(&daemons, counts[i][0], NULL);
@@ -129,6 +131,7 @@ TEST(taken_back_to_a_snapshot_they_go_on_with_the_same_bits)
     char want[65], got[65];
     struct shd_err e = { 0 };
     uint64_t step = 0;
+    whole = "adafactor";
     reference("f32", 4, NULL, 0, want);
     fixture_start(&daemons, 2, NULL);
     shd_session *s = connect_to(daemons.dir);
@@ -150,6 +153,7 @@ TEST(a_fork_and_its_model_go_on_with_the_same_bits)
     char want[65], got[65];
     struct shd_err e = { 0 };
     shd_model *fork_model = NULL;
+    whole = "adafactor";
     reference("f32", 4, NULL, 0, want);
     fixture_start(&daemons, 3, NULL);
     shd_session *s = connect_to(daemons.dir);
@@ -198,6 +202,44 @@ static void put_some(shd_model *m)
     EXPECT(counts);
 }
 
+/* Parameters alone: statistics, which lie behind them, stay; and these alone, which fill finds
+ * there. */
+static int fill_statistics(void *ctx, uint32_t unit, enum shd_array array, float *values)
+{
+    const shd_model *m = ctx;
+    for (uint32_t t = 0; t < shd_tensors(m); t++) {
+        struct shd_tensor tensor = { .size = sizeof tensor };
+        shd_tensor_get(m, t, &tensor, NULL);
+        for (uint64_t i = 0; tensor.unit == unit && i < tensor.elems; i++)
+            if (!tensor.statistics)
+                values[tensor.offset_elems + i] = 0.01f * toy_noise(7, (uint32_t)array, unit, i);
+            else if (unit % 2 == 0)
+                values[tensor.offset_elems + i] *= 4;
+    }
+    return 0;
+}
+
+static void put_statistics(shd_model *m)
+{
+    static const uint8_t arrays[PT_UNITS] = { 0, SHD_PUT_PARAMS, 0, 0, SHD_PUT_PARAMS, 0, 0 };
+    const struct shd_put_options options = {
+        .size = sizeof options, .arrays = arrays, .fill = fill_statistics, .ctx = m
+    };
+    struct shd_err e = { 0 };
+    bool counts = false;
+    EXPECT_OK(shd_put(m, &options, &counts, &e), &e);
+    EXPECT(counts);
+}
+
+static void set_decay(shd_model *m)
+{
+    struct shd_err e = { 0 };
+    EXPECT_OK(shd_model_set(m, "weight_decay.x=1 lr_scale.x=3", 0, NULL, &e), &e);
+    EXPECT_STATUS(shd_model_set(m, "betas.x=0.9,0.95", 0, NULL, &e), SHD_EINVAL);
+    EXPECT(strstr(e.text, "its optimizer is adafactor") != NULL);
+    EXPECT_STATUS(shd_model_set(m, "eps.x=0.9", 0, NULL, &e), SHD_EINVAL);
+}
+
 static void set_momentum(shd_model *m)
 {
     struct shd_err e = { 0 };
@@ -220,7 +262,8 @@ TEST(puts_and_settings_come_to_the_same_bits)
         const char *whole;
         void (*between)(shd_model *m);
     } cases[] = {
-        { "muon", put_some }, { "muon", set_momentum }, { "lamb", put_some }, { "lamb", set_betas }
+        { "muon", put_some },  { "muon", set_momentum },        { "lamb", put_some },
+        { "lamb", set_betas }, { "adafactor", put_statistics }, { "adafactor", set_decay },
     };
     char plain[65], want[65], got[65];
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {

@@ -222,7 +222,8 @@ static int queue_apply(struct rig *rig, struct work *work)
           (float)(1 - pow(0.9, t)),
           (float)(1 - pow(0.999, t)),
           { .scale = 0 },
-          { .lr = 0 } },
+          { .lr = 0 },
+          { .rho = 0 } },
         { (float)d->lr,
           0,
           0.8f,
@@ -231,7 +232,8 @@ static int queue_apply(struct rig *rig, struct work *work)
           (float)(1 - pow(0.8, t)),
           (float)(1 - pow(0.95, t)),
           { .scale = 0 },
-          { .lr = 0 } },
+          { .lr = 0 },
+          { .rho = 0 } },
     };
     struct kern_update args = {
         .kind = SPEC_ADAMW,

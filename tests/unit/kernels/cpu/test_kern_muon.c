@@ -25,9 +25,9 @@
 /* Of the slice, in order, some in one chunk and one in several; more and fewer rows than columns,
  * sides below and above tiles (96), panels and their depth (256), and such as are none. */
 static const struct kern_matrix matrices[MATRICES] = {
-    { SPEC_MUON, 7, 40, 1 },    { SPEC_MUON, 270, 98, 1.5 },  { SPEC_MUON, 1, 33, 1 },
-    { SPEC_MUON, 50, 1, 7 },    { SPEC_MUON, 97, 130, 0.25 }, { SPEC_MUON, 96, 192, 1 },
-    { SPEC_LAMB, 1, 13001, 1 }, { SPEC_LAMB, 1, 700, 1 },
+    { SPEC_MUON, 7, 40, 1, 0 },    { SPEC_MUON, 270, 98, 1.5, 0 },  { SPEC_MUON, 1, 33, 1, 0 },
+    { SPEC_MUON, 50, 1, 7, 0 },    { SPEC_MUON, 97, 130, 0.25, 0 }, { SPEC_MUON, 96, 192, 1, 0 },
+    { SPEC_LAMB, 1, 13001, 1, 0 }, { SPEC_LAMB, 1, 700, 1, 0 },
 };
 static const struct kern_run matrix_runs[MATRICES] = {
     { 64, 280, MUON },       { 352, 26460, MUON_FLAT }, { 39360, 33, MUON },
@@ -685,7 +685,7 @@ TEST(wrong_matrices_are_refused_by_name)
 /* It takes passes, however small: the caller's thread does none of it. */
 TEST(matrices_are_never_done_on_the_callers_thread)
 {
-    static const struct kern_matrix one = { SPEC_MUON, 4, 8, 1 };
+    static const struct kern_matrix one = { SPEC_MUON, 4, 8, 1, 0 };
     static const struct kern_run run = { 0, 32, MUON };
     struct world w = world_new(1);
     struct kern *k = device_new(NULL, 1);

@@ -325,4 +325,27 @@ TEST(owners_of_matrices_have_room_to_update_them)
     spec_free(spec);
 }
 
+/* A matrix of 512 x 256 has no moments, and its statistics have 768 elements in a block. */
+TEST(adafactors_units_have_no_moments)
+{
+    static const char *const frame =
+        "{'name':'m','micro_batches':1,'optimizer':{'kind':'adamw'},'groups':["
+        "{'name':'w'},{'name':'x'%s}],'units':["
+        "{'name':'a','tensors':[{'name':'1','shape':[512,256],'group':'x'}]},"
+        "{'name':'b','tensors':[{'name':'2','shape':[5000],'group':'w'}]}]}";
+    struct spec *spec = parse(quoted(frame, ",'optimizer':{'kind':'adafactor'}"));
+    struct spec *plain = parse(quoted(frame, ""));
+    struct shardmap *map = map_of(spec, 0, 1), *all = map_of(plain, 0, 1);
+    const uint64_t elems = 512 * 256, b = 3 * SHD_BLOCK_ELEMS;
+    EXPECT_EQ(shardmap_kept_bytes(all), 12 * (elems + b));
+    EXPECT_EQ(shardmap_kept_bytes(map), 4 * (elems + SHD_BLOCK_ELEMS) + 12 * b);
+    EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_M, 1), elems + SHD_BLOCK_ELEMS + b);
+    EXPECT(map->train_base[1] == 0 && map->train_base[0] == b && map->moment_elems == b);
+    EXPECT_EQ(map->scratch_elems, whole_head_elems(1) + spec->units[0].elems);
+    shardmap_free(map);
+    shardmap_free(all);
+    spec_free(spec);
+    spec_free(plain);
+}
+
 TEST_MAIN()

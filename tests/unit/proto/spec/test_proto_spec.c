@@ -485,6 +485,49 @@ TEST(a_group_may_be_lambs)
     spec_free(again);
 }
 
+/* The statistics of its tensors are one more tensor of the unit, which has no moments. */
+TEST(a_group_may_be_adafactors)
+{
+    static const char *const frame =
+        "{" HEAD ",'groups':[{'name':'w'},{'name':'x'%s}],'units':["
+        "{'name':'u','tensors':[{'name':'a','shape':[2,3,5],'group':'x'},"
+        "{'name':'b','shape':[7],'group':'x'}]},"
+        "{'name':'f','tensors':[{'name':'c','shape':[9],'group':'x','trainable':false}]},"
+        "{'name':'v','tensors':[{'name':'d','shape':[40,40],'group':'w'}]}]}";
+    struct spec *plain = parse(quoted(frame, ""));
+    struct spec *own = parse(quoted(frame, ",'optimizer':{'kind':'adafactor'}"));
+    struct spec *other = parse(quoted(frame, ",'optimizer':{'kind':'adafactor','beta2_decay':-0.5,"
+                                             "'eps1':1e-9,'eps2':0,'d':2}"));
+    struct shd_err e;
+    EXPECT(own->units[0].whole && own->units[0].adafactor && !own->units[1].adafactor);
+    EXPECT(own->units[0].tensor_count == 3 && own->units[1].tensor_count == 1);
+    EXPECT(own->tensor_count == 5 && own->elems == plain->elems);
+    const struct spec_tensor *t = &own->tensors[2];
+    EXPECT_STR(t->name, "u:adafactor");
+    /* Two matrices' rows and columns, 16, and 7 elements behind the next multiple of 32. */
+    EXPECT(t->statistics && t->elems == 32 + 32 && t->offset_elems == SHD_BLOCK_ELEMS);
+    EXPECT(own->units[0].elems == 2 * SHD_BLOCK_ELEMS && own->tensors[3].unit == 1);
+    EXPECT(!spec_is_whole(own, t) && spec_is_whole(own, &own->tensors[1]));
+    EXPECT(spec_unit_moments(own, 0) == 0 && spec_unit_moments(own, 2) == spec_moments(plain));
+    EXPECT(spec_unit_arrays(own, 0) == 1);
+    EXPECT_EQ(spec_group_optimizer(own, 1), SPEC_ADAFACTOR);
+    uint32_t found = 0;
+    EXPECT(spec_find_tensor(own, "u:adafactor", &found) && found == 2);
+    char *text = dump(other);
+    EXPECT(strstr(text, "u:adafactor") == NULL);
+    struct spec *again = parse(text);
+    EXPECT_OK(spec_compare(other, again, &e), &e);
+    EXPECT_STATUS(spec_compare(own, other, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "group 'x': beta2_decay is -0.5, the open model has -0.8");
+    EXPECT_STATUS(spec_compare(plain, own, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "group 'x': optimizer is 'adafactor', the open model has 'the model's'");
+    free(text);
+    spec_free(plain);
+    spec_free(own);
+    spec_free(other);
+    spec_free(again);
+}
+
 /* As torch.optim.Muon's _adjust_lr(). */
 TEST(muons_rate_depends_on_the_shape)
 {

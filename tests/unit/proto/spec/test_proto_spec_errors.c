@@ -278,7 +278,7 @@ TEST(means_are_checked)
 #define OTHER_UNIT "{'name':'u','tensors':[{'name':'a','shape':[1],'group':'g'}]}"
     static const struct bad cases[] = {
         { "'groups':[{'name':'g','optimizer':{'kind':'sgd'}}]," SMALL_UNITS, SHD_EINVAL,
-          "groups[0].optimizer.kind is 'sgd', must be mean, muon or lamb" },
+          "groups[0].optimizer.kind is 'sgd', must be mean, muon, lamb or adafactor" },
         { "'groups':[{'name':'g','optimizer':'mean'}]," SMALL_UNITS, SHD_EINVAL,
           "groups[0].optimizer must be an object" },
         { "'groups':[{'name':'g','optimizer':{'kind':'mean','beta1':0}}]," SMALL_UNITS, SHD_EINVAL,
@@ -299,6 +299,34 @@ TEST(means_are_checked)
           SHD_EINVAL, "units[1].tensors[0]: 'c' is frozen, and its group 's' is a mean" },
         { "'accumulate':2," MEAN_GROUP "'units':[" OTHER_UNIT "," MEAN_UNIT "]", SHD_EINVAL,
           "accumulate is 2, and group 's' is a mean" },
+    };
+    expect_all_bad(cases, ARRAY_SIZE(cases),
+                   "{'name':'m','micro_batches':6,'optimizer':{'kind':'sgd'},%s}");
+}
+
+#define ADAFACTOR(fields, more, tensors)                                                   \
+    "'groups':[{'name':'f'},{'name':'g','optimizer':{'kind':'adafactor'" fields "}}]" more \
+    ",'units':[{'name':'u','tensors':[{'name':'a','shape':[4,4],'group':'g'}" tensors "]}]"
+
+/* Of the group, and of its units, all of whose tensors it updates, and which have no more. */
+TEST(groups_of_adafactor_are_checked)
+{
+    static const struct bad cases[] = {
+        { ADAFACTOR(",'eps':0.1", "", ""), SHD_EINVAL,
+          "groups[1].optimizer.eps is not a known field" },
+        { ADAFACTOR(",'beta2_decay':0.8", "", ""), SHD_ERANGE,
+          "groups[1].optimizer.beta2_decay is 0.8" },
+        { ADAFACTOR(",'eps1':1e-30", "", ""), SHD_ERANGE, "groups[1].optimizer.eps1 is 1e-30" },
+        { ADAFACTOR(",'d':0.5", "", ""), SHD_ERANGE, "groups[1].optimizer.d is 0.5" },
+        { ADAFACTOR("", ",'ema':0.9", ""), SHD_EINVAL,
+          "units[0] is of group 'g', whose optimizer is adafactor, and the model keeps a moving "
+          "average (ema)" },
+        { ADAFACTOR("", "", ",{'name':'b','shape':[4],'group':'f'}"), SHD_EINVAL,
+          "units[0].tensors[1]: 'b' is of group 'f', 'a' of the same unit of 'g', and the "
+          "optimizer "
+          "of one of them is adafactor: give them units of their own" },
+        { ADAFACTOR("", "", ",{'name':'u:adafactor','shape':[4],'group':'g'}"), SHD_EINVAL,
+          "Adafactor's statistics are called 'u:adafactor', which is the name of tensor 1 too" },
     };
     expect_all_bad(cases, ARRAY_SIZE(cases),
                    "{'name':'m','micro_batches':6,'optimizer':{'kind':'sgd'},%s}");
@@ -329,7 +357,8 @@ TEST(groups_of_muon_are_checked)
           "units[0].tensors[0]: 'a' has 3 dimensions" },
         { MUON_OF("{'name':'u','place':'spread','tensors':[{'name':'a','shape':[4,4]}]}"),
           SHD_EINVAL,
-          "units[0].place is 'spread', and the unit has tensors that Muon or LAMB updates" },
+          "units[0].place is 'spread', and the unit has tensors that Muon, LAMB or Adafactor "
+          "updates" },
         { "'groups':[{'name':'g','optimizer':{'kind':'lamb','eps':0}}]," SMALL_UNITS, SHD_ERANGE,
           "groups[0].optimizer.eps is 0" },
         { "'groups':[{'name':'g','optimizer':{'kind':'lamb','momentum':0}}]," SMALL_UNITS,
@@ -354,10 +383,12 @@ TEST(whole_tensors_have_no_moments_in_8_bits)
     "'shape':[4],'group':'f'}]}]"
     static const struct bad cases[] = {
         { OWN("{'kind':'muon'}"), SHD_EINVAL,
-          "groups[1].optimizer is muon, whose moments are fp32, and the model's are in 8 bits "
+          "groups[1].optimizer is muon, whose state is fp32, and the model's are in 8 bits "
           "(optimizer.moments: int8)" },
         { OWN("{'kind':'lamb'}"), SHD_EINVAL,
-          "groups[1].optimizer is lamb, whose moments are fp32, and the model's are in 8 bits" },
+          "groups[1].optimizer is lamb, whose state is fp32, and the model's are in 8 bits" },
+        { OWN("{'kind':'adafactor'}"), SHD_EINVAL,
+          "groups[1].optimizer is adafactor, whose state is fp32, and the model's are in 8 bits" },
         { OWN("{'kind':'muon','moments':'int8'}"), SHD_EINVAL,
           "groups[1].optimizer.moments is not a known field" },
         { OWN("{'kind':'lamb','moments':'int8'}"), SHD_EINVAL,
