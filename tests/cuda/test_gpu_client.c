@@ -198,12 +198,14 @@ TEST(matrices_of_owners_on_a_gpu_are_refused)
     struct worker w = { .model = { .name = "no", .whole = "muon" }, .steps = 1 };
     fixture_start(&daemons, use_owners(&mixes[2]), NULL);
     expect_refused(&w, SHD_ENOTSUP,
-                   "a group's optimizer is muon or lamb, which is not done on a GPU (");
+                   "a group's optimizer is muon, lamb or adafactor, which is not done on a GPU "
+                   "(");
     fixture_stop(&daemons);
     w.device = "cuda:0";
     w.address = "local:";
     expect_refused(&w, SHD_ENOTSUP,
-                   "a group's optimizer is muon or lamb, which is not done on a GPU (");
+                   "a group's optimizer is muon, lamb or adafactor, which is not done on a GPU "
+                   "(");
     w.address = NULL;
     fixture_start(&daemons, use_owners(&mixes[1]), NULL);
     run_worker(&w);

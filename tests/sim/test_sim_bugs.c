@@ -39,6 +39,7 @@ static void is_put_and_verified(struct sim_config *c)
 
 static void is_apart(struct sim_config *c)
 {
+    c->hosts = 2;
     sim_config_shorten(c);
     c->apart = true;
 }
@@ -55,6 +56,7 @@ static void is_on_three(struct sim_config *c)
 /* What is sent again takes longer than to put a host out. */
 static void loses_leased(struct sim_config *c)
 {
+    c->hosts = 2;
     sim_config_shorten(c);
     c->lease = true;
     c->workers = 2;
@@ -64,6 +66,10 @@ static void loses_leased(struct sim_config *c)
 
 static void loses_settling(struct sim_config *c)
 {
+    c->hosts = 2;
+    c->daemons = 2;
+    c->workers = 3;
+    c->steps = 20;
     c->patience_ns = S;
     c->faults = SIM_REORDER | SIM_LOSS | SIM_DOUBLE | SIM_KILL_WORKER | SIM_KILL_DAEMON |
                 SIM_RESET | SIM_NEW_JOB | SIM_HOST | SIM_CUT | SIM_ARBITER;
@@ -71,10 +77,12 @@ static void loses_settling(struct sim_config *c)
 
 static void is_tiny(struct sim_config *c)
 {
+    c->hosts = 2;
     c->steps = 4;
     c->micros = 1;
     c->units = 2;
-    c->daemons = c->workers = 4;
+    c->daemons = 2;
+    c->workers = 4;
     c->patience_ns = S;
     c->ramp = false;
     c->verify = 0;
@@ -82,6 +90,7 @@ static void is_tiny(struct sim_config *c)
 
 static void stalls(struct sim_config *c)
 {
+    c->hosts = 2;
     sim_config_shorten(c);
     c->kernel_ns = 20 * MS;
     c->faults = SIM_STALL | SIM_HOST;
@@ -408,12 +417,12 @@ TEST(decision_of_a_lost_owner_0_that_counts_is_found)
 
 TEST(commit_to_owner_0s_replica_with_the_others_is_found)
 {
-    find(80, "links", "P1 P3 P4 R1", is_apart);
+    find(80, "halves", "P1 P3 P4 R1", is_apart);
 }
 
 TEST(leases_that_go_on_behind_a_lost_owner_are_found)
 {
-    find(81, "split", "P4", loses_leased);
+    find(81, "split", "P3 P4", loses_leased);
 }
 
 TEST(succession_before_the_replica_has_come_as_far_is_found)
@@ -433,7 +442,7 @@ TEST(view_changed_whatever_it_is_is_found)
 
 TEST(gradient_told_to_owners_first_is_found)
 {
-    find(85, "hosts", "P4", sim_config_shorten);
+    find(85, "hosts", "P3 P4", sim_config_shorten);
 }
 
 TEST(settling_on_what_another_one_said_is_found)
