@@ -181,7 +181,7 @@ static int join(struct shd_session *s, const struct layout_opening *opening, str
     s->hub->members.joining = false;
     if (r == SHD_OK)
         r = membership_settle(s->hub, &why);
-    return err_copy(&why, e);
+    return r == SHD_OK ? SHD_OK : err_copy(&why, e);
 }
 
 int rejoin_look(struct shd_model *m, const struct layout_opening *opening, bool *ret_again,

@@ -224,6 +224,7 @@ static void begin_tensor(struct muon_run *run)
     const struct kern_matrix *matrix = &u->whole.matrices[run->matrix];
     const struct kern_hyper *hyper = &u->hypers[place->hyper];
     struct muon_job job = { .room = muon_room(matrix->rows, matrix->cols),
+                            .shape = matrix,
                             .grad = u->grad + place->first_elem,
                             .grad_scale = u->grad_scale,
                             .hyper = &hyper->muon,
@@ -238,7 +239,6 @@ static void begin_tensor(struct muon_run *run)
     if (matrix->kind == SPEC_ADAFACTOR) {
         const uint64_t first = u->whole.statistics[run->matrix].first_elem;
         job.p = u->param + place->first_elem;
-        job.shape = matrix;
         job.statistics = u->param + first;
         job.means = out_of(u) + first;
         job.eps1 = hyper->adafactor.eps1;

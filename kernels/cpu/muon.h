@@ -72,7 +72,8 @@ struct muon_product {
 struct muon_job { /* of one tensor, as tasks see it */
     enum muon_pass pass;
     struct muon_room room;
-    const float *grad, *m; /* of the tensor */
+    const struct kern_matrix *shape; /* borrowed: the update's */
+    const float *grad, *m;           /* of the tensor */
     float grad_scale;
     const struct kern_muon *hyper; /* borrowed: the update's */
     float *x, *y, *gram, *poly;    /* scratch */
@@ -86,7 +87,6 @@ struct muon_job { /* of one tensor, as tasks see it */
     struct kern_rates rates;
 
     /* Adafactor's. */
-    const struct kern_matrix *shape;
     const float *statistics; /* of the tensor: rows of all matrices, then columns; or elements */
     float *means;            /* scratch, likewise: the new squares', then what is divided by */
     float eps1, eps1_square;
