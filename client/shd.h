@@ -818,6 +818,35 @@ SHD_API uint64_t shd_puts(const shd_model *m); /* committed steps that were puts
  * Errors: SHD_ERESET as shd_commit(); SHD_ENOTSUP a daemon of an older version. */
 SHD_API int shd_meet(shd_model *m, uint32_t workers, struct shd_err *e);
 
+/* -- Merging now and then ---------------------------------------------------------------------- */
+/* Local SGD, DiLoCo: groups of workers train a model each, on daemons of their own, and now and
+ * then an *outer* model, which all groups reach, takes what each has changed, by SGD with
+ * Nesterov's momentum; its parameters become theirs, moments stay. Of a group's steps each multiple
+ * of every + 1, step 0 too, is a merge (a put) in place of training. All of it is in the two
+ * models' steps: whoever is killed, wherever, begins again and changes no bit. docs/local-steps.md.
+ */
+struct shd_merge_options {
+    size_t size;
+    uint64_t every;         /* steps of training between two merges, > 0 */
+    uint32_t group, groups; /* this one, from 0, of so many when the outer model was made */
+    uint64_t joined;        /* a group that came later: the outer's step at its step 0 */
+    double lr, momentum;    /* the outer optimizer's; 0: 0.7, 0.9 */
+    bool average;           /* instead: the mean of the groups' parameters */
+    bool follows;           /* another worker of this group merges: wait until it has */
+};
+/* Make or open the outer model (name NULL: the inner's with ".outer") of inner's tensors, in a
+ * session of its own, with host arrays. Its start values are those of whoever opens it first. */
+SHD_API int shd_outer_open(shd_session *s, shd_model *inner, const char *name,
+                           const struct shd_merge_options *merge, shd_model **ret_outer,
+                           struct shd_err *e);
+/* Call it before each step, all workers of a group with the same values: merges, if the open step
+ * is one, and waits for the other groups (*ret_merged, may be NULL). outer: NULL with `follows`.
+ * Where several workers merge, the first counts. After SHD_ECANCELED call it again. Errors beside
+ * those of its parts: SHD_ESTEP the two models are not at steps of one training; SHD_ERANGE the
+ * outer model's micro-batches (shd_model_set()) are fewer groups; SHD_ESPEC other tensors. */
+SHD_API int shd_merge(shd_model *inner, shd_model *outer, const struct shd_merge_options *merge,
+                      bool *ret_merged, struct shd_err *e);
+
 /* Whose parameters an address lies in, mapped ones of this process: the model, the tensor and which
  * of its elements (behind the last: a gap); NULL: nobody's. Reads pointers and takes no lock, so a
  * signal handler may call it where no other thread opens or closes anything just then. */

@@ -25,6 +25,7 @@
 #include "examples/gpt/evaluate.h"
 #include "examples/gpt/gemm.h"
 #include "examples/gpt/introduce.h"
+#include "examples/gpt/merge.h"
 #include "examples/gpt/options.h"
 #include "examples/gpt/plan_file.h"
 #include "examples/gpt/pool.h"
@@ -44,6 +45,10 @@ struct train {
     enum gemm_kind gemm;
     shd_session *session;
     shd_model *model;
+    shd_session
+        *outer_session; /* NULL: nothing is merged, or another worker of the group does it */
+    shd_model *outer;
+    bool merging; /* a wait may be broken off by a signal */
     struct progress progress;
     struct tune tune;
     uint64_t told;     /* rank 0: steps below this one are printed */
@@ -76,6 +81,12 @@ static struct shd_stats train_stats(const struct train *t)
     struct shd_stats stats = { .size = sizeof stats };
     shd_stats(t->session, &stats, NULL);
     return stats;
+}
+
+/* The open one, counted without merges. */
+static uint64_t train_at(const struct train *t)
+{
+    return merge_trained(t->options, shd_step(t->model));
 }
 
 static bool train_eval_is_due(const struct train *t, uint64_t step)
@@ -132,7 +143,7 @@ static void train_tell_row(struct train *t, const struct shd_step_row *row)
 {
     const uint64_t end_ns = train_row_ns(row), last_ns = t->progress.last_ns;
     struct progress_step p = { .by_others = true,
-                               .step = row->step + 1,
+                               .step = merge_trained(t->options, row->step + 1),
                                .norm = row->grad_norm,
                                .lr = row->lr,
                                .loss_scale = row->loss_scale,
@@ -159,7 +170,7 @@ static int train_tell(struct train *t, uint64_t end, struct shd_err *e)
         if (r != SHD_OK)
             return r;
         for (uint32_t i = 0; i < count && rows[i].step < end; i++)
-            if (rows[i].time_ns >= t->begun_ns)
+            if (rows[i].time_ns >= t->begun_ns && !merge_is_due(t->options, rows[i].step))
                 train_tell_row(t, &rows[i]);
         t->told = count > 0 && next < end ? next : end;
     }
@@ -172,7 +183,7 @@ static void train_step_done(struct train *t, struct progress_step *p,
 {
     p->end_ns = clock_now_ns();
     p->end = train_stats(t);
-    p->step = result->step + 1;
+    p->step = merge_trained(t->options, result->step + 1);
     p->loss = result->metrics[METRIC_LOSS] / train_counted(t, result->reported);
     p->norm = result->grad_norm;
     p->skipped = result->skipped;
@@ -181,7 +192,7 @@ static void train_step_done(struct train *t, struct progress_step *p,
     p->units = gpt_units(&t->compute.shape);
     if (t->options->rank == 0)
         progress_step(&t->progress, p);
-    t->told = p->step;
+    t->told = result->step + 1;
     if (result->metrics[METRIC_SIGINT] > 0)
         t->signal = SIGINT;
     else if (result->metrics[METRIC_SIGTERM] > 0)
@@ -193,7 +204,7 @@ static void train_step_done(struct train *t, struct progress_step *p,
 static int train_evaluate_elastic(void *ctx, struct shd_err *e)
 {
     struct train *t = ctx;
-    if (!train_eval_is_due(t, shd_step(t->model)))
+    if (!train_eval_is_due(t, train_at(t)))
         return SHD_OK;
     struct shd_err why = { 0 };
     const int r = evaluate_loss(&t->compute, &t->progress, &why);
@@ -206,7 +217,7 @@ static int train_evaluate_elastic(void *ctx, struct shd_err *e)
 static int train_step(struct train *t, struct shd_err *e)
 {
     const struct options *o = t->options;
-    const uint64_t step = shd_step(t->model);
+    const uint64_t step = train_at(t);
     const struct schedule_share share = train_share(t);
     const struct shd_update update = train_update(o, step);
     const struct shd_compute compute = compute_callbacks(&t->compute);
@@ -279,8 +290,9 @@ static const char *train_signal_name(int number)
 static bool train_goes_on(const struct train *t)
 {
     const struct schedule_share share = train_share(t);
-    const uint64_t step = shd_step(t->model);
-    if (step >= t->options->steps || t->signal != 0 || t->left)
+    const uint64_t step = train_at(t);
+    const bool trained = step >= t->options->steps;
+    if ((trained && !merge_is_due(t->options, shd_step(t->model))) || t->signal != 0 || t->left)
         return false;
     return t->options->elastic ? train_signal == 0 : schedule_takes_part(&share, step);
 }
@@ -344,6 +356,35 @@ static int train_is_told_to_end(void *ctx)
     return train_signal != 0;
 }
 
+static int train_breaks_off(void *ctx)
+{
+    const struct train *t = ctx;
+    return t->merging && train_signal != 0;
+}
+
+static int train_open_outer(struct train *t, struct shd_err *e)
+{
+    return merge_open(t->options, t->model, train_breaks_off, t, &t->outer_session, &t->outer, e);
+}
+
+/* Before each step. Other groups may be away for long: a signal ends the wait. What was begun goes
+ * on when this worker is started again. */
+static int train_merge(struct train *t, struct shd_err *e)
+{
+    const struct shd_merge_options merge = merge_options(t->options);
+    bool merged = false;
+    if (merge.every == 0)
+        return SHD_OK;
+    t->merging = true;
+    const int r = shd_merge(t->model, t->outer, &merge, &merged, e);
+    t->merging = false;
+    if (merged && !t->options->elastic)
+        t->told = shd_step(t->model);
+    if (r == SHD_ECANCELED)
+        t->signal = train_signal;
+    return r == SHD_ECANCELED ? SHD_OK : r;
+}
+
 /* Gradients on their way. A worker on a GPU is ahead of it, and waits where they have no room: one
  * for each layer, which is the memory of gradients elsewhere. Those of ddp leave all at once. */
 static uint32_t train_slots(const struct options *o)
@@ -366,7 +407,9 @@ static int train_open_model(struct train *t, bool *ret_refused, struct shd_err *
                                          .slots = train_slots(o),
                                          .threads = o->standalone ? (uint32_t)o->threads : 0,
                                          .device = alone ? NULL : o->device,
-                                         .idle = o->evaluate ? train_is_told_to_end : NULL,
+                                         .idle = o->evaluate ? train_is_told_to_end
+                                                             : train_breaks_off,
+                                         .idle_ctx = t,
                                          .reader = o->evaluate };
     char *json = train_spec(o);
     if (json == NULL)
@@ -400,7 +443,7 @@ static int train_retune(struct train *t, struct shd_err *e)
     const int r = train_open_model(t, &refused, e);
     if (r != SHD_OK)
         return r;
-    progress_mark(&t->progress, shd_step(t->model), train_stats(t).wait_ns);
+    progress_mark(&t->progress, train_at(t), train_stats(t).wait_ns);
     return compute_reopen(&t->compute, t->model, e);
 }
 
@@ -432,20 +475,25 @@ static int train_loop(struct train *t, struct shd_err *e)
     train_note_idle(o);
     if (!o->elastic && o->rank == 0 && first > 0)
         progress_note(&t->progress, "the model is at step %ju: going on from there",
-                      (uintmax_t)first);
+                      (uintmax_t)train_at(t));
     t->compute.before = o->elastic ? train_evaluate_elastic : NULL;
     t->compute.before_ctx = t;
     t->told = o->elastic ? 0 : first; /* others may have begun before this worker was there */
-    progress_begin(&t->progress, first, train_stats(t).wait_ns);
+    progress_begin(&t->progress, train_at(t), train_stats(t).wait_ns);
     while (train_goes_on(t)) {
+        int r = train_merge(t, e);
+        if (r != SHD_OK)
+            return r;
+        if (!train_goes_on(t))
+            break;
         const uint64_t begin_ns = clock_now_ns();
-        int r = train_step(t, e);
+        r = train_step(t, e);
         if (r == SHD_OK)
             r = train_tune(t, (double)(clock_now_ns() - begin_ns) * 1e-9, e);
         if (r != SHD_OK)
             return r;
     }
-    const uintmax_t step = shd_step(t->model), steps = o->steps;
+    const uintmax_t step = train_at(t), steps = o->steps;
     if (t->tune.count > 0 && !t->tune.done && o->rank == 0)
         progress_note(&t->progress,
                       "%u policies are tried in %u steps: there were too few, none was chosen",
@@ -492,6 +540,8 @@ static int train_init(struct train *t, bool *ret_refused, struct shd_err *e)
         r = pool_new((uint32_t)o->threads, &t->pool, e);
     if (r == SHD_OK)
         r = train_open_model(t, ret_refused, e);
+    if (r == SHD_OK)
+        r = train_open_outer(t, e);
     if (r != SHD_OK)
         return r;
     *c = (struct compute){ .options = o,
@@ -517,7 +567,8 @@ static int train_init(struct train *t, bool *ret_refused, struct shd_err *e)
 static void train_deinit(struct train *t)
 {
     progress_deinit(&t->progress);
-    shd_close(t->session); /* and the model with it */
+    shd_close(t->outer_session); /* and the models with them */
+    shd_close(t->session);
     compute_deinit(&t->compute);
     pool_free(t->pool);
     data_free(t->data);

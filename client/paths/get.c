@@ -66,7 +66,17 @@ static int copy_slice(const struct getting *g, struct link *link, struct shd_err
     return SHD_OK;
 }
 
-/* *ret_again: owners were at different steps, or one died in between. */
+/* Connections that were lost, ever. */
+static uint64_t losses(const struct hub *hub)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < hub->owner_count; i++)
+        count += hub->links[i].epoch;
+    return count;
+}
+
+/* *ret_again: owners were at different steps, or one died in between: its successor knows nothing
+ * of what was asked of it. */
 static int get_once(struct getting *g, bool *ret_again, struct shd_err *e)
 {
     struct hub *hub = g->m->session->hub;
@@ -77,13 +87,15 @@ static int get_once(struct getting *g, bool *ret_again, struct shd_err *e)
                            .make = make_get,
                            .take = take_got,
                            .ctx = g };
+    const uint64_t losses_before = losses(hub);
     int r = round_all(&round, hub, 0, e);
     *ret_again = false;
     for (uint32_t i = 0; r == SHD_OK && i < hub->owner_count; i++) {
         r = copy_slice(g, &hub->links[i], e);
         *ret_again = *ret_again || g->got[i].step != g->got[0].step;
     }
-    *ret_again = *ret_again || (r == SHD_EGONE && hub_check(hub, NULL) == SHD_OK);
+    const bool lost = r == SHD_EGONE || (r == SHD_ENOENT && losses(hub) != losses_before);
+    *ret_again = *ret_again || (lost && hub_check(hub, NULL) == SHD_OK);
     return r;
 }
 

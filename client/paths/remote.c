@@ -198,7 +198,7 @@ static void tell_of_twin(const struct shd_model *m)
 {
     const uint32_t pid = m->map->owners[0].layout.twin_pid;
     char line[300];
-    if (pid == 0)
+    if (pid == 0 || m->session->hub->rank == 0)
         return;
     snprintf(line, sizeof line,
              "shd: WARNING: process %" PRIu32 " trains model '%.100s' with RANK=%" PRIu32

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "examples/gpt/merge.h"
 #include "examples/gpt/progress.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -101,16 +102,19 @@ static bool compute_is_idle(const struct compute *c, uint32_t unit)
 static void compute_drag(const struct compute *c, uint64_t begin_ns)
 {
     const struct options *o = c->options;
-    if (o->slow <= 1 || (o->slow_rank != UINT64_MAX && o->slow_rank != o->rank))
+    if (o->slow.times <= 1 || (o->slow.rank != UINT64_MAX && o->slow.rank != o->rank))
         return;
-    const double ns = (double)(clock_now_ns() - begin_ns) * (o->slow - 1);
+    const double ns = (double)(clock_now_ns() - begin_ns) * (o->slow.times - 1);
     const struct timespec pause = { .tv_sec = (time_t)(ns / 1e9), .tv_nsec = (long)fmod(ns, 1e9) };
     nanosleep(&pause, NULL);
 }
 
 static int compute_batch(struct compute *c, uint32_t micro)
 {
-    const struct data_key key = { c->options->seed, shd_step(c->model), micro };
+    const struct options *o = c->options;
+    const uint64_t step = merge_trained(o, shd_step(c->model));
+    const uint32_t first = o->local.index * (uint32_t)o->micro_batches; /* of this group */
+    const struct data_key key = { o->seed, step, first + micro };
     data_batch(c->data, key, (uint32_t)c->options->batch, c->windows);
     return c->backend->ops->set_batch(c->backend, c->windows, &c->err);
 }

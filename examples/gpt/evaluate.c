@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "examples/gpt/merge.h"
 #include "examples/gpt/sample.h"
 #include "proto/base/status.h"
 
@@ -70,7 +71,7 @@ static int loss_at(struct compute *c, uint64_t step, struct progress *p, struct 
 
 int evaluate_loss(struct compute *c, struct progress *p, struct shd_err *e)
 {
-    return loss_at(c, shd_step(c->model), p, e);
+    return loss_at(c, merge_trained(c->options, shd_step(c->model)), p, e);
 }
 
 /* The last of the steps to be evaluated may be over before it was asked for. */

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "examples/gpt/data.h"
+#include "examples/gpt/merge.h"
 #include "examples/gpt/pool.h"
 #include "examples/gpt/shape.h"
 #include "proto/base/check.h"
@@ -53,8 +54,7 @@ static const struct options defaults = {
     .grad_precision = "fp32",
     .bf16_gemm = "auto",
     .accumulate = "owner",
-    .slow = 1,
-    .slow_rank = UNSET,
+    .slow = { 1, UNSET },
     .stop.rank = UNSET,
     .flip.rank = UNSET,
 };
@@ -168,13 +168,31 @@ static const struct flag table[] = {
     { "recompute", 0, FLAG_BOOL, NULL,
       "hold one layer's activations, not all: compute them again in backward; same bits",
       &parsed.recompute, 0, 0 },
+    { "local-steps", 0, FLAG_U64, "K",
+      "train K steps by itself, then merge with the other groups; 0: never (0)",
+      &parsed.local.steps, 0, INTEGER_MAX },
+    { "group", 0, FLAG_STRING, "I/N", "with --local-steps: these workers are group I of 0 to N - 1",
+      &parsed.local.group, 0, 0 },
+    { "outer", 0, FLAG_STRING, "DIR",
+      "with --local-steps: where the daemons of the outer model are, for all groups",
+      &parsed.local.outer, 0, 0 },
+    { "outer-name", 0, FLAG_STRING, "NAME", "of the outer model (gpt.outer)",
+      &parsed.local.outer_name, 0, 0 },
+    { "outer-lr", 0, FLAG_REAL, "X", "of its SGD (0.7)", &parsed.local.lr, 0, 100 },
+    { "outer-momentum", 0, FLAG_REAL, "X", "Nesterov's, of its SGD (0.9)", &parsed.local.momentum,
+      0, 0.9999 },
+    { "average", 0, FLAG_BOOL, NULL, "instead: merge to the mean of the groups' parameters",
+      &parsed.local.average, 0, 0 },
+    { "joined", 0, FLAG_U64, "N",
+      "a group that came later: merges that the outer model had had by then (0)",
+      &parsed.local.joined, 0, INTEGER_MAX },
     { "fetch-delay-ms", 0, FLAG_REAL, "X",
       "added to each fetch of --path copy: a slow link, for benchmarks (0)", &parsed.fetch_delay_ms,
       0, 10000 },
-    { "slow", 0, FLAG_REAL, "X", "test aid: compute takes X times as long (1)", &parsed.slow, 1,
-      1000 },
+    { "slow", 0, FLAG_REAL, "X", "test aid: compute takes X times as long (1)", &parsed.slow.times,
+      1, 1000 },
     { "slow-rank", 0, FLAG_U64, "N", "of this worker only; given together with --slow",
-      &parsed.slow_rank, 0, UINT32_MAX },
+      &parsed.slow.rank, 0, UINT32_MAX },
     { "inject-overflow", 0, FLAG_U64, "STEP",
       "test aid: make one gradient of that step infinite; 0: never (0)", &parsed.inject_overflow, 0,
       INTEGER_MAX },
@@ -502,7 +520,7 @@ static int check_stop(struct options *o, const int *words, struct shd_err *e)
         return err_set(e, SHD_EINVAL,
                        "--stop-rank with --elastic: work is not shared out beforehand, so a worker "
                        "may just be ended; leave one of them out");
-    if (o->slow_rank != UINT64_MAX && o->slow <= 1)
+    if (o->slow.rank != UINT64_MAX && o->slow.times <= 1)
         return err_set(e, SHD_EINVAL, "--slow-rank without --slow: say how slow");
     if (o->stop.at > 0 && o->stop.rank >= o->world)
         return err_set(e, SHD_ERANGE, "--stop-rank %ju: there are %u workers, 0 to %u",
@@ -647,7 +665,7 @@ static int options_check(struct options *o, struct shd_err *e)
 {
     static int (*const checks[])(struct options *, const int *words, struct shd_err *) = {
         check_model,  check_schedule,  check_accumulate, check_stop,
-        check_verify, check_precision, check_device,
+        check_verify, check_precision, check_device,     merge_check,
     };
     int words[CHOICES] = { 0 };
     int r = check_words(o, words, e);

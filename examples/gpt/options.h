@@ -43,11 +43,21 @@ struct options {
     uint64_t max_live_units, max_live_bytes; /* 0: no bound */
     uint64_t slots;                          /* 0: as many as make sense */
     uint64_t experts, adapters;              /* 0: none */
+    struct options_local {
+        uint64_t steps;                         /* between two merges; 0: there are none */
+        uint64_t joined;                        /* the outer model's step at this group's first */
+        const char *outer, *group, *outer_name; /* as given */
+        double lr, momentum;                    /* the outer optimizer's */
+        bool average;
+        uint32_t index, groups; /* of "--group I/N" */
+    } local;
     double fetch_delay_ms;
     /* For tests. */
     uint64_t inject_overflow; /* spoil one gradient of this step, 1..; 0: never */
-    double slow;              /* compute takes so many times as long; 1: as it is */
-    uint64_t slow_rank;       /* of this worker only; UINT64_MAX: of all */
+    struct options_slow {
+        double times;  /* compute takes so many times as long; 1: as it is */
+        uint64_t rank; /* of this worker only; UINT64_MAX: of all */
+    } slow;
     struct options_flip {
         uint64_t bit, rank; /* from that step on, that worker computes wrongly; 0: never */
     } flip;

@@ -45,7 +45,7 @@ struct flag {
 };
 
 /* A table that is put together, in the order of the help. */
-#define FLAGS_MAX 64u /* of any table */
+#define FLAGS_MAX 80u /* of any table */
 struct flag_table {
     struct flag rows[FLAGS_MAX];
     size_t count;

@@ -538,6 +538,25 @@ class Model(_Open):
             raise
         return counts.value
 
+    def open_outer(self, session: Session, name: Optional[str], options: _c.shd_merge_options) -> Model:
+        """The model that this one merges into, in a session of its own (shd.h: shd_outer_open())."""
+        model = ctypes.c_void_p()
+        session.call(lib.shd_outer_open, session.handle, self.handle, name.encode() if name else None,
+                     ctypes.byref(options), ctypes.byref(model))
+        return Model(session, model)
+
+    def merge(self, outer: Optional[Model], options: _c.shd_merge_options) -> bool:
+        """Before each step: merges, if the open one is a merge, and waits for the other groups (shd.h: shd_merge())."""
+        merged = ctypes.c_bool()
+        try:
+            self.session.call(lib.shd_merge, self.handle, outer.handle if outer else None, ctypes.byref(options),
+                              ctypes.byref(merged))
+        except errors.Error:
+            if outer and (raised := outer.session._interrupts.take()):
+                raise raised from None
+            raise
+        return merged.value
+
     def meet(self, workers: int) -> None:
         """Wait until so many workers, this one included, wait so; or something of the step is in, or it is over."""
         self.session.call(lib.shd_meet, self.handle, workers)

@@ -12,6 +12,7 @@ from .api import close, digest, leases, no_sync, report, reset, save, shard, ste
 from .batch import find_executable_batch_size
 from .data import Sampler
 from .fsdp import FSDPModule, fully_shard
+from .merge import DiLoCo, LocalSGD
 from .optimizer import Optimizer, Step
 from .peers import Settings, from_deepspeed, from_fsdp
 from .policy import DDP, Policy, ZeRO1, ZeRO2, ZeRO3
@@ -19,10 +20,11 @@ from .reader import Reader, reader
 from .scaler import GradScaler
 from .state import load_safetensors, save_safetensors, writable
 
-__all__ = ['DDP', 'FSDPModule', 'GradScaler', 'Optimizer', 'Policy', 'Reader', 'Sampler', 'Settings', 'Step',
-           'StepReset', 'Stopped', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest', 'find_executable_batch_size',
-           'from_deepspeed', 'from_fsdp', 'fully_shard', 'leases', 'load_safetensors', 'no_sync', 'reader', 'report', 'reset',
-           'save', 'save_safetensors', 'shard', 'step_of', 'weight', 'writable']
+__all__ = ['DDP', 'DiLoCo', 'FSDPModule', 'GradScaler', 'LocalSGD', 'Optimizer', 'Policy', 'Reader', 'Sampler',
+           'Settings', 'Step', 'StepReset', 'Stopped', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest',
+           'find_executable_batch_size', 'from_deepspeed', 'from_fsdp', 'fully_shard', 'leases', 'load_safetensors',
+           'no_sync', 'reader', 'report', 'reset', 'save', 'save_safetensors', 'shard', 'step_of', 'weight',
+           'writable']
 
 
 def __getattr__(name: str) -> Any:

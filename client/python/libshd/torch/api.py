@@ -16,6 +16,7 @@ from .buffers import Buffers, Which, buffers_of
 from .device import device_of
 from .engine import ENGINES, Engine, Place, engine_of
 from .hooks import add_hooks
+from .merge import Merge, begun, check_merge
 from .optimizer import Optimizer
 from .policy import Policy, ZeRO3
 from .wrapped import Group, Prepared
@@ -37,8 +38,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
           name: Optional[str] = None, address: Optional[str] = None, overlap: bool = True,
           publish: Optional[torch.dtype] = None, grad_dtype: Optional[torch.dtype] = None,
           restore: Optional[str] = None, timeout: Optional[float] = None, device: Any = None,
-          guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False, moments: str = 'f32'
-          ) -> tuple[nn.Module, Optimizer]:
+          guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False, moments: str = 'f32',
+          merge: Optional[Merge] = None) -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
 
     policy      what a worker holds when: ZeRO3(), ZeRO2(), ZeRO1(), DDP(). Results do not depend on it.
@@ -78,6 +79,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
                 optimizer.last.guard says which one did; the loss of a rule is the first number of sd.report().
                 With 'rewind' the model goes back to a snapshot: that is a StepReset
     guard_audit a step that is skipped names the micro-batch that brought most of it (optimizer.last.cause_micro)
+    merge       sd.DiLoCo(...) or sd.LocalSGD(...): these workers are one of several groups, which train by themselves and
+                merge now and then (docs/local-steps.md)
     moments     of the optimizer, as the owners keep them: 'f32', or 'int8', which is 2 bytes of a parameter where
                 AdamW's are 8, by block-wise dynamic quantization (docs/numerics.md)
     """
@@ -92,6 +95,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     check.check_dtype('publish', publish)
     check.check_dtype('grad_dtype', grad_dtype)
     check.check_timeout(timeout)
+    check_merge(merge)
     check.check_name(name)
     check.check_function('init', init, 'a module')
     if loss == 'sum' and any('loss_zscore' in rule for rule in guard):
@@ -132,9 +136,10 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
         model = attach.open_model(session, spec, name, every, place.rank == 0, timeout, init, restore)
         model.set_policy(**policy.fields())
         where.check_path(model, policy)
-        return Engine(module, model, parts, place, policy, device=where, buffers=Buffers(model, statistics, where),
-                      dtype=publish or dtype, stream=grads == 'stream', overlap=overlap,
-                      elastic=micro_batches > 0, weighted=loss == 'sum')
+        with begun(model, merge, place.rank > 0 and not micro_batches, timeout) as merger:
+            return Engine(module, model, parts, place, policy, device=where, buffers=Buffers(model, statistics, where),
+                          dtype=publish or dtype, stream=grads == 'stream', overlap=overlap,
+                          elastic=micro_batches > 0, weighted=loss == 'sum', merger=merger)
     engine = attach.attached(address, name, timeout, begin, where.name, where.slots(every, policy))
     engine.model.session.watch = Group.find(place.world)
     ENGINES[module] = engine
@@ -158,7 +163,7 @@ def leases(module: nn.Module, steps: int, schedule: Any = None, clip_norm: float
     if not engine.elastic:
         raise Misuse('leases() of a module whose micro-batches are shared out by rank: say shard(micro_batches=M)')
     optimizer = engine.optimizer()
-    while engine.step < steps:
+    while engine.merge() or engine.step < steps:
         while schedule is not None and schedule.last_epoch < engine.step:
             optimizer.original._opt_called = True  # steps that others have made are steps
             schedule.step()

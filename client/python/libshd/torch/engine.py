@@ -26,6 +26,7 @@ from .buffers import Buffers
 from .device import DTYPES, Device
 from .guard import PENDING, guard, unguard
 from .layout import Part, Unit, elems_of
+from .merge import Merger
 from .policy import Policy
 
 ENGINES: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
@@ -94,7 +95,7 @@ class Engine:
 
     def __init__(self, module: nn.Module, model: Model, units: list[Unit], place: Place, policy: Policy, *,
                  device: Device, buffers: Buffers, dtype: torch.dtype, stream: bool, overlap: bool, elastic: bool,
-                 weighted: bool):
+                 weighted: bool, merger: Optional[Merger] = None):
         self.module, self.model, self.units, self.place, self.policy = weakref.ref(module), model, units, place, policy
         self.device, self.buffers = device, buffers
         self.every = [*buffers.units, *units]  # as the specification has them
@@ -129,6 +130,7 @@ class Engine:
         self.scale = 1.0 if weighted else float(place.accumulate)
         self.scales = False             # GradScaler: losses are multiplied by the model's scale
         self.unscaled = 1.0             # what gradients in p.grad have been divided by
+        self.merger = merger            # of shard(merge=…)
         self.writing = False            # writable(): parameters are private copies
         self.closed = False
         self.adopt()
@@ -231,6 +233,8 @@ class Engine:
                 unguard(part.parameter)
                 part.parameter.data = part.parameter.data.clone()
         self.model.session.close()
+        if self.merger is not None:
+            self.merger.close()
 
     @staticmethod
     def view(array: torch.Tensor, part: Part) -> torch.Tensor:
@@ -275,6 +279,7 @@ class Engine:
         self.begin_again()
         self.drop()
         self.moved()
+        self.merge()
 
     def release(self, unit: Unit) -> None:
         if unit.index in self.held:
@@ -664,7 +669,17 @@ class Engine:
         self.refresh()
         if not self.overlap:
             self.wait_all()
+        self.merge()
         return result
+
+    def merge(self) -> bool:
+        """With the other groups, where the open step is a merge. False."""
+        if self.merger is not None and self.merger.due():
+            for unit in self.units:
+                self.release(unit)
+            self.merger.merge()
+            self.moved()
+        return False
 
     def moved(self) -> None:
         """A put has been made: wait for its values."""
