@@ -76,14 +76,14 @@ static const struct flag table[] = {
       &parsed.micro_batches, 1, 4096 },
     { "steps", 0, FLAG_U64, "N", "train until the model has had this many updates (500)",
       &parsed.steps, 1, INTEGER_MAX },
-    { "optimizer", 0, FLAG_STRING, "NAME", "adamw, sgd, lion, muon or lamb (adamw)",
+    { "optimizer", 0, FLAG_STRING, "NAME", "adamw, sgd, lion, muon, lamb or adafactor (adamw)",
       &parsed.optimizer.kind, 0, 0 },
     { "moments", 0, FLAG_STRING, "TYPE",
       "of the optimizer: fp32, or int8, which is a quarter of the memory (fp32)",
       &parsed.optimizer.moments, 0, 0 },
     { "lr", 0, FLAG_REAL, "X",
-      "peak learning rate (default 0.005 adamw, muon, lamb, 0.1 sgd, 0.0003 lion)", &parsed.lr, 0,
-      100 },
+      "peak learning rate (default 0.005 adamw, muon, lamb, 0.1 sgd, 0.0003 lion, 0.05 adafactor)",
+      &parsed.lr, 0, 100 },
     { "min-lr", 0, FLAG_REAL, "X", "learning rate at the end (default a tenth of --lr)",
       &parsed.min_lr, 0, 100 },
     { "warmup", 0, FLAG_U64, "N",
@@ -279,6 +279,8 @@ static double optimizer_lr(const char *optimizer)
 {
     if (strcmp(optimizer, "sgd") == 0)
         return 0.1;
+    if (strcmp(optimizer, "adafactor") == 0) /* relative to the tensor's size */
+        return 0.05;
     return strcmp(optimizer, "lion") == 0 ? 0.0003 : 0.005;
 }
 
@@ -342,8 +344,8 @@ static const struct {
     const char *option, *words, *known;
     size_t at; /* of the member */
 } choices[CHOICES] = {
-    [OPTIMIZER] = { "optimizer", "adamw sgd lion muon lamb", "adamw, sgd, lion, muon or lamb",
-                    AT(optimizer.kind) },
+    [OPTIMIZER] = { "optimizer", "adamw sgd lion muon lamb adafactor",
+                    "adamw, sgd, lion, muon, lamb or adafactor", AT(optimizer.kind) },
     [MOMENTS] = { "moments", "fp32 int8", "fp32 or int8", AT(optimizer.moments) },
     [STRATEGY] = { "strategy", "zero3 zero2 zero1 ddp", "ddp, zero1, zero2 or zero3",
                    AT(strategy) },

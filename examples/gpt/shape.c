@@ -370,6 +370,14 @@ static bool is_muon(const struct gpt_spec *spec)
     return strcmp(spec->optimizer, "muon") == 0;
 }
 
+/* Adafactor's is for all tensors of a unit. */
+static json_t *adafactor_groups(const struct gpt_spec *spec)
+{
+    return json_pack("[{s:s, s:f, s:{s:s}}, {s:s, s:f, s:{s:s}}]", "name", "decay", "weight_decay",
+                     spec->weight_decay, "optimizer", "kind", "adafactor", "name", "plain",
+                     "weight_decay", 0.0, "optimizer", "kind", "adafactor");
+}
+
 /* LAMB's is for all matrices; biases and norms have AdamW. */
 static json_t *lamb_groups(const struct gpt_spec *spec)
 {
@@ -392,6 +400,8 @@ static json_t *spec_groups(const struct gpt_spec *spec)
 {
     if (strcmp(spec->optimizer, "lamb") == 0)
         return lamb_groups(spec);
+    if (strcmp(spec->optimizer, "adafactor") == 0)
+        return adafactor_groups(spec);
     if (!is_muon(spec))
         return json_pack("[{s:s, s:f}, {s:s, s:f}]", "name", "decay", "weight_decay",
                          spec->weight_decay, "name", "plain", "weight_decay", 0.0);

@@ -197,7 +197,7 @@ set_policies() {
     skips 3
     each --precision fp16 --inject-overflow 3 --path copy "$@"
     each --precision fp16 --inject-overflow 3 --recompute "$@"
-    for optimizer in 'lamb' 'muon' 'muon --ema 0.9 --experts 4 --precision bf16'; do
+    for optimizer in 'lamb' 'adafactor' 'muon' 'muon --ema 0.9 --experts 4 --precision bf16'; do
         # shellcheck disable=SC2086 # options are words
         alone --optimizer $optimizer "$@"
         for path in map copy; do
