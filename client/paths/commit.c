@@ -154,17 +154,21 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
     return round_finish(&round, hub, r, e);
 }
 
+/* A host that is lost before the decision is on record has the turn prepare once more. */
 static int commit_turn(struct turning *t, struct shd_err *e)
 {
     struct shd_model *m = t->m;
-    activity_begin(m, ACTIVITY_PREPARE, ACTIVITY_NONE, ACTIVITY_NONE);
-    int r = turn_round(t, TURN_PREPARING, e);
-    activity_end(m);
-    if (r != SHD_OK || turn_state(m->map->turn) != TURN_COMMITTING)
-        return r;
-    activity_begin(m, ACTIVITY_COMMIT, ACTIVITY_NONE, ACTIVITY_NONE);
-    r = turn_round(t, TURN_COMMITTING, e);
-    activity_end(m);
+    int r;
+    do {
+        activity_begin(m, ACTIVITY_PREPARE, ACTIVITY_NONE, ACTIVITY_NONE);
+        r = turn_round(t, TURN_PREPARING, e);
+        activity_end(m);
+        if (r != SHD_OK || turn_state(m->map->turn) != TURN_COMMITTING)
+            return r;
+        activity_begin(m, ACTIVITY_COMMIT, ACTIVITY_NONE, ACTIVITY_NONE);
+        r = turn_round(t, TURN_COMMITTING, e);
+        activity_end(m);
+    } while (r == SHD_OK && turn_state(m->map->turn) == TURN_PREPARING);
     return r;
 }
 

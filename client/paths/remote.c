@@ -67,7 +67,7 @@ static int new_map(struct shd_model *m, struct shd_err *e)
             map->owners[i].whole.held = SEGMENT_CLOSED;
     for (uint32_t i = owners; i < members; i++)
         if (hub_lost(m->session->hub, i))
-            turn_lose(map->turn, i, NULL);
+            turn_lose(map->turn, i);
     return SHD_OK;
 }
 

@@ -168,7 +168,9 @@ static int take_place(struct shd_model *m, uint32_t index, struct shd_err *e)
         transfer_go(transfer);
     owner->layout = replica->layout;
     m->leases.owner = 0; /* it may lack what its predecessor had */
-    return r == SHD_OK ? turn_succeed(map->turn, index, e) : r;
+    if (r == SHD_OK)
+        turn_succeed(map->turn, index);
+    return r;
 }
 
 /* Of one that is being opened there may be nothing yet: then its owner is opened where it is now.
@@ -184,13 +186,11 @@ static bool is_joining(const struct shd_model *m, uint32_t owner)
     return m->map != NULL && m->map->owners[m->map->owner_count + owner].joining;
 }
 
-static int lose_replica(struct shd_session *s, uint32_t owner, struct shd_err *e)
+static void lose_replica(struct shd_session *s, uint32_t owner)
 {
-    int r = SHD_OK;
-    for (struct shd_model *m = session_first(s); r == SHD_OK && m != NULL; m = session_next(s, m))
+    for (struct shd_model *m = session_first(s); m != NULL; m = session_next(s, m))
         if (m->map != NULL)
-            r = turn_lose(m->map->turn, m->map->owner_count + owner, e);
-    return r;
+            turn_lose(m->map->turn, m->map->owner_count + owner);
 }
 
 /* Had the one that is lost alone begun the attempt that this worker is at? Those that are left may
@@ -229,7 +229,7 @@ bool replica_succeed(void *ctx, uint32_t owner, bool gone)
     struct shd_err e = { 0 };
     int r = SHD_OK;
     if (gone) {
-        r = lose_replica(s, owner, &e);
+        lose_replica(s, owner);
     } else {
         for (struct shd_model *m = session_first(s); m != NULL; m = session_next(s, m))
             if (is_joining(m, owner) || (is_mapped(m, owner) && !has_caught_up(m, owner)))
@@ -239,7 +239,7 @@ bool replica_succeed(void *ctx, uint32_t owner, bool gone)
             if (is_mapped(m, owner))
                 r = take_place(m, owner, &e);
             else if (m->map != NULL)
-                r = turn_succeed(m->map->turn, owner, &e);
+                turn_succeed(m->map->turn, owner);
     }
     if (r == SHD_OK)
         r = check_attempts(s, owner, &e);

@@ -31,8 +31,8 @@ struct turn {
     uint64_t step;
     struct turn_update update;
     enum turn_state state;
-    struct settings settings[2];  /* owner 0's; its replica's, which may take its place */
-    struct guard_limits guard[2]; /* likewise */
+    struct settings settings;  /* owner 0's */
+    struct guard_limits guard; /* likewise */
     struct decided decided;
     enum turn_naming naming;
     bool lost;                      /* somebody, since it began */
@@ -91,21 +91,25 @@ static void enter(struct turn *t, enum turn_state state)
     }
 }
 
+static void prepare_all(struct turn *t)
+{
+    t->settings.count = t->guard.count = 0;
+    t->counted = t->measured = false;
+    t->naming = NAMING_NOT;
+    enter(t, TURN_PREPARING);
+}
+
 void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update)
 {
     t->step = step;
     t->update = *update;
     t->update.args.prepared = t->prepared;
     t->update.args.owners = t->owners;
-    t->update.args.settings = &t->settings[0];
-    t->update.args.guard = &t->guard[0];
-    t->settings[0].count = t->settings[1].count = 0;
-    t->guard[0].count = t->guard[1].count = 0;
+    t->update.args.settings = &t->settings;
+    t->update.args.guard = &t->guard;
     t->decided = (struct decided){ 0 };
-    t->counted = t->lost = false;
-    t->naming = NAMING_NOT;
-    t->measured = false;
-    enter(t, TURN_PREPARING);
+    t->lost = false;
+    prepare_all(t);
 }
 
 static enum turn_kind kind_now(const struct turn *t)
@@ -263,7 +267,7 @@ static int take_limits(struct turn *t, const struct wire_bytes *limits, struct s
     const struct cause *c = t->cause;
     t->limit_count = 0;
     for (uint32_t i = 0; i < WIRE_UNIT_SUMS_MAX && c->first + i < c->count; i++)
-        t->limit_count += watch_own(&t->guard[0], t->watch.watched[c->first + i]);
+        t->limit_count += watch_own(&t->guard, t->watch.watched[c->first + i]);
     if (limits->bytes != t->limit_count * sizeof *t->limits)
         return err_set(e, SHD_EPROTO,
                        "%zu bytes are not the %" PRIu32 " limits of units from %" PRIu32,
@@ -282,8 +286,8 @@ static void watch_page(struct turn *t)
     for (uint32_t i = 0; i < WIRE_UNIT_SUMS_MAX && c->first + i < c->count; i++) {
         const uint32_t unit = c->first + i;
         const double squares = fixsum_value(&c->sums[i]), norm = norm_of(t, squares);
-        watch_unit(&t->watch, &t->guard[0], &(struct watch_unit){ unit, norm, squares, own });
-        own += watch_own(&t->guard[0], t->watch.watched[unit]);
+        watch_unit(&t->watch, &t->guard, &(struct watch_unit){ unit, norm, squares, own });
+        own += watch_own(&t->guard, t->watch.watched[unit]);
         if (u->columns > 0 && u->column[unit] > 0)
             u->norms[u->column[unit] - 1] = norm;
     }
@@ -293,7 +297,7 @@ static void watch_page(struct turn *t)
 static void take_unit(struct turn *t)
 {
     struct decision *d = &t->decided.decision;
-    const bool by_unit = t->watch.watched != NULL && watch_end(&t->watch, &t->guard[0], d);
+    const bool by_unit = t->watch.watched != NULL && watch_end(&t->watch, &t->guard, d);
     struct decision_cause *cause = &d->cause;
     t->measured = t->watch.watched != NULL;
     t->squares = by_unit ? t->watch.squares : fixsum_value(&t->cause->largest);
@@ -356,19 +360,18 @@ static int name(struct turn *t, uint32_t owner, const struct wire_prepared *prep
     return SHD_OK;
 }
 
-/* What owner 0 says of a step, and its replica as well: whoever is owner 0 in the end. */
+/* What owner 0 says of a step. */
 static int take_said(struct turn *t, uint32_t owner, const struct wire_prepared *prepared,
                      struct shd_err *e)
 {
     const struct settings_bytes set = { prepared->settings.data, prepared->settings_more.data,
                                         prepared->settings.bytes, prepared->settings_more.bytes };
-    const uint32_t at = owner / t->owners;
-    if (owner % t->owners != 0)
+    if (owner != 0)
         return SHD_OK;
-    const int r = settings_unpack(&set, /* change= */ false, &t->settings[at], e);
+    const int r = settings_unpack(&set, /* change= */ false, &t->settings, e);
     return r != SHD_OK
                ? r
-               : guard_limits_unpack(prepared->guard.data, prepared->guard.bytes, &t->guard[at], e);
+               : guard_limits_unpack(prepared->guard.data, prepared->guard.bytes, &t->guard, e);
 }
 
 int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *prepared,
@@ -445,53 +448,33 @@ int turn_committed(struct turn *t, uint32_t owner, const struct wire_committed *
 
 /* -- Members that are lost --------------------------------------------------------------------- */
 
-int turn_lose(struct turn *t, uint32_t member, struct shd_err *e)
+/* Whoever answered Prepare keeps the step from being begun again for as long as its session lasts,
+ * and a new view ends that: all are asked anew, unless the decision is on record where it counts.
+ */
+void turn_lose(struct turn *t, uint32_t member)
 {
     struct turn_owner *o = &t->owner[member];
     CHECK(member >= t->owners && member < t->members && !o->lost);
-    const bool missed = asking(t) && member < count_asked(t) && !o->in;
+    const bool missed = asking(t) && !o->in;
+    const bool undecided = asking(t) && !t->counted;
     t->lost = true;
     *o = (struct turn_owner){ .lost = true };
-    if (!missed)
-        return SHD_OK;
-    CHECK(t->missing > 0);
-    if (--t->missing > 0)
-        return SHD_OK;
-    if (t->state == TURN_PREPARING)
-        return derive(t, e);
-    t->state = TURN_DONE;
-    return SHD_OK;
+    if (undecided)
+        prepare_all(t);
+    else if (missed && --t->missing == 0)
+        t->state = TURN_DONE;
 }
 
-static void take_over_said(struct turn *t)
-{
-    const struct settings settings = t->settings[0];
-    const struct guard_limits guard = t->guard[0];
-    t->settings[0] = t->settings[1];
-    t->settings[1] = settings;
-    t->guard[0] = t->guard[1];
-    t->guard[1] = guard;
-}
-
-int turn_succeed(struct turn *t, uint32_t owner, struct shd_err *e)
+void turn_succeed(struct turn *t, uint32_t owner)
 {
     const uint32_t replica = t->owners + owner;
     CHECK(owner < t->owners && replica < t->members && !t->owner[replica].lost);
     const struct turn_owner was = t->owner[owner];
-    const struct wire_prepared said = t->prepared[owner];
     if (owner == 0 && !t->owner[replica].in)
         t->counted = false; /* of what the lost one has recorded nobody else knows */
-    if (owner == 0)
-        take_over_said(t);
-    if (replica >= count_asked(t)) {
-        t->owner[owner].asked = false;
-    } else {
-        t->owner[owner] = t->owner[replica];
-        t->owner[replica] = was;
-        t->prepared[owner] = t->prepared[replica];
-        t->prepared[replica] = said;
-    }
-    return turn_lose(t, replica, e);
+    t->owner[owner] = t->owner[replica];
+    t->owner[replica] = was;
+    turn_lose(t, replica);
 }
 
 void turn_join(struct turn *t, uint32_t member)
@@ -521,7 +504,7 @@ uint64_t turn_step(const struct turn *t)
 
 const struct decision *turn_decision(const struct turn *t)
 {
-    CHECK(t->state == TURN_COMMITTING || t->state == TURN_DONE);
+    CHECK(t->state == TURN_COMMITTING || t->state == TURN_DONE || t->lost);
     return &t->decided.decision;
 }
 

@@ -12,9 +12,11 @@
  * DONE: every owner has it.
  *
  * Replicas: turn's owner `owners + i` holds the slice of owner i, was returned the same gradients,
- * and is asked the same, behind owner 0. Its sum must be that owner's, and counts once. What is
- * known of a replica is the owner's where that is lost (turn_succeed()); one that is lost is waited
- * for no more (turn_lose()), until it comes back with all that the others have (turn_join()).
+ * and is asked the same, behind owner 0. Its sum must be that owner's, and counts once. It takes
+ * the owner's place where that is lost (turn_succeed()); one that is lost is waited for no more
+ * (turn_lose()), until it comes back with all that the others have (turn_join()). Where either
+ * happens before owner 0, or its replica in its place, has the decision on record, all that are
+ * left are asked Prepare once more.
  *
  * Failure: when a connection goes the caller asks again what was not answered, with the decision of
  * then; what was answered stays, for an owner's successor has on record what its predecessor said.
@@ -51,12 +53,12 @@ uint64_t turn_bytes(uint32_t members);
 struct turn *turn_init(void *memory, uint32_t owners, uint32_t members);
 
 /* The member is a replica, and lost for good: it is asked nothing more, in later turns either. As
- * the last answer would, this may end the state. Errors: as turn_prepared(). */
-int turn_lose(struct turn *t, uint32_t member, struct shd_err *e);
+ * the last answer would, this may end the state; or the turn is PREPARING again. */
+void turn_lose(struct turn *t, uint32_t member);
 
-/* The owner is lost for good: what its replica was asked, and has answered, it was, and the replica
- * is the one that is lost. Errors: likewise. */
-int turn_succeed(struct turn *t, uint32_t owner, struct shd_err *e);
+/* The owner is lost for good: its replica has its place, with what it has answered, and the replica
+ * is the one that is lost. */
+void turn_succeed(struct turn *t, uint32_t owner);
 
 /* A member that is lost is there again, from the next turn_begin() on: until then nothing is asked.
  */
@@ -97,8 +99,8 @@ int turn_committed(struct turn *t, uint32_t owner, const struct wire_committed *
 enum turn_state turn_state(const struct turn *t);
 uint64_t turn_step(const struct turn *t);
 
-/* What to commit: COMMITTING and DONE only. As long as nobody has committed it may still change to
- * one that an owner had recorded. */
+/* What to commit: COMMITTING and DONE only, and what it was where a loss has it PREPARING again. As
+ * long as nobody has committed it may still change to one that an owner had recorded. */
 const struct decision *turn_decision(const struct turn *t);
 
 double turn_norm(const struct turn *t); /* of the step's mean gradient, then */

@@ -59,7 +59,7 @@
  *  75  a worker goes on with an owner that has made the model anew
  *  76  owner 0 lets a put of before a rewind begin
  *  79  what owner 0 has recorded counts, though it is lost and its replica has not
- *  80  owner 0's replica is asked to commit with all others
+ *  80  owner 0's replica is asked to commit with all others, and nobody anew where it has its place
  *  81  leases are not asked for from the beginning where a replica takes its owner's place
  *  82  a replica takes its owner's place before it has come as far
  *  83  what the others hand out is asked of them, though owner 0 was lost in between
@@ -67,7 +67,7 @@
  *  85  a gradient is told to owners before replicas
  *  86  what is settled is of who was ahead, though another one is in its place
  *  87  replicas are left out where a worker settles
- *  89  the settings and limits of a lost owner 0 are forgotten
+ *  89  what was said of a step beside a member that is lost counts
  *  90  a decision must be on record, though who had it is lost
  *  91  a daemon takes in who has an older view than it was told
  *  92  sessions of older views go on when a daemon is told of a newer one

@@ -87,8 +87,9 @@ plant(client/paths/turn.c [[
     if (t->state != TURN_COMMITTING || member == 0)]] [[
     if (t->state != TURN_COMMITTING || member == 0 || SIM_BUG(5))]])
 
-# Replicas: owner 0's is asked to commit with all others (80); what a lost owner 0 has recorded alone counts (79),
-# its settings and limits are forgotten with it (89), and who had a decision on record must have it still (90).
+# Replicas: owner 0's is asked to commit with all others, and nobody anew where it has its place (80); what a lost
+# owner 0 has recorded alone counts (79), what was said beside a lost one still does (89), and who had a decision on
+# record must have it still (90).
 plant(client/paths/turn.c [[
     return t->counted && (!replicated ||]] [[
     return t->counted && (!replicated || SIM_BUG(80) ||]])
@@ -96,10 +97,13 @@ plant(client/paths/turn.c [[
     if (owner == 0 && !t->owner[replica].in)]] [[
     if (owner == 0 && !t->owner[replica].in && !SIM_BUG(79))]])
 plant(client/paths/turn.c [[
-    if (owner == 0)
-        take_over_said(t);]] [[
-    if (owner == 0 && !SIM_BUG(89))
-        take_over_said(t);]])
+    if (undecided)
+        prepare_all(t);]] [[
+    if (SIM_BUG(89) && undecided && t->state == TURN_PREPARING) {
+        if (missed && --t->missing == 0)
+            derive(t, &(struct shd_err){ 0 });
+    } else if (undecided && !(SIM_BUG(80) && t->state == TURN_COMMITTING))
+        prepare_all(t);]])
 plant(client/paths/turn.c [[!any_record(t) && t->lost)]] [[!any_record(t) && t->lost && !SIM_BUG(90))]])
 
 # Recovery takes the last gradient once more, under another number of operation (6); an operation's

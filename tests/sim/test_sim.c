@@ -335,7 +335,8 @@ TEST(seeds_that_broke_once_do_not)
         { "links", 694, 3, false },   /* a worker acted by an older view than others */
         { "halves", 20386, 2, false }, /* a lost owner alone had begun an attempt */
         { "halves", 26545, 2, true },  /* a lost owner had granted a reset */
-        { "halves", 27787, 3, true },
+        { "halves", 27787, 3, true },  { "halves", 29772, 2, true },
+        { "halves", 23246, 3, false }, /* what was said beside one that was lost then counted */
     };
     for (size_t i = 0; i < ARRAY_SIZE(broke); i++) {
         struct sim_config c = sim_config_of(find(broke[i].scenario), broke[i].seed);

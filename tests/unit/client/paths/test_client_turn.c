@@ -630,16 +630,15 @@ static void worker_moves(struct worker *k, uint32_t to, uint32_t from)
 
 static void worker_learns(struct world *w, struct worker *k)
 {
-    struct shd_err e = { 0 };
     if (w->lost == 0 || w->members == w->owners || k->knows)
         return;
     k->knows = true;
     for (uint32_t i = 0; i < w->owners; i++) {
         if (is_lost(w, k->at[i])) {
-            EXPECT_OK(turn_succeed(k->turn, i, &e), &e);
+            turn_succeed(k->turn, i);
             worker_moves(k, i, w->owners + i);
         } else {
-            EXPECT_OK(turn_lose(k->turn, w->owners + i, &e), &e);
+            turn_lose(k->turn, w->owners + i);
             k->asked[w->owners + i] = false;
         }
     }
@@ -860,10 +859,10 @@ TEST(owner_0s_replica_commits_before_the_others)
     EXPECT(turn_next(t, &owner, &kind) && owner == 2);
     turn_asked(t, 2, TURN_COMMIT);
     EXPECT(!turn_next(t, &owner, &kind));
-    EXPECT_OK(turn_lose(t, 2, &e), &e); /* it is not waited for */
+    turn_lose(t, 2); /* it is not waited for */
     EXPECT(turn_next(t, &owner, &kind) && owner == 1);
     turn_asked(t, 1, TURN_COMMIT);
-    EXPECT_OK(turn_succeed(t, 1, &e), &e); /* nor is an owner: its replica was not asked yet */
+    turn_succeed(t, 1); /* nor is an owner: its replica was not asked yet */
     EXPECT(turn_next(t, &owner, &kind) && owner == 1);
     EXPECT_OK(turn_committed(t, 1, &c, &e), &e);
     EXPECT_EQ(turn_state(t), TURN_DONE);
@@ -883,13 +882,44 @@ TEST(limits_of_a_lost_owner_0_are_its_replicas)
         turn_begin(t, 0, &update);
         if (first == 1)
             EXPECT_OK(turn_prepared(t, 1, &p, &e), &e);
-        EXPECT_OK(turn_succeed(t, 0, &e), &e);
-        if (first == 0)
-            EXPECT_OK(turn_prepared(t, 0, &p, &e), &e);
+        turn_succeed(t, 0);
+        EXPECT_OK(turn_prepared(t, 0, &p, &e), &e);
         EXPECT_EQ(turn_state(t), TURN_COMMITTING);
         EXPECT_EQ(turn_decision(t)->guard.what, GUARD_NORM_ABOVE); /* 10 / 2 */
         EXPECT(turn_decision(t)->skip);
     }
+}
+
+/* Whoever is left may have begun the step again since: in a turn of before and behind the decision.
+ */
+TEST(who_is_left_is_asked_anew_until_the_decision_is_on_record)
+{
+    static struct memory memory;
+    struct shd_err e = { 0 };
+    struct turn *t = turn_of_pairs(&memory, 2);
+    const struct turn_update update = update_of(0, 1);
+    const struct wire_prepared p = prepared_sum(1);
+    struct wire_committed c = { 0 };
+    uint32_t owner;
+    enum turn_kind kind;
+    turn_begin(t, 0, &update);
+    EXPECT_OK(turn_prepared(t, 0, &p, &e), &e);
+    turn_lose(t, 3);
+    for (uint32_t i = 0; i < 3; i++) {
+        EXPECT(turn_next(t, &owner, &kind) && owner == i && kind == TURN_PREPARE);
+        EXPECT_OK(turn_prepared(t, i, &p, &e), &e);
+    }
+    c.decision = *turn_decision(t);
+    EXPECT(turn_next(t, &owner, &kind) && owner == 0 && kind == TURN_COMMIT);
+    turn_succeed(t, 0); /* nobody knows whether it has recorded anything */
+    for (uint32_t i = 0; i < 2; i++) {
+        EXPECT(turn_next(t, &owner, &kind) && owner == i && kind == TURN_PREPARE);
+        EXPECT_OK(turn_prepared(t, i, &p, &e), &e);
+    }
+    EXPECT(turn_next(t, &owner, &kind) && owner == 0 && kind == TURN_COMMIT);
+    EXPECT_OK(turn_committed(t, 0, &c, &e), &e);
+    EXPECT_OK(turn_committed(t, 1, &c, &e), &e);
+    EXPECT_EQ(turn_state(t), TURN_DONE);
 }
 
 /* It was the one that is past the step: nobody is any more, so it is looked at again. */
@@ -904,7 +934,7 @@ TEST(settling_with_who_alone_has_the_decision_lost_is_over)
     update.recorded_only = true;
     turn_begin(t, 0, &update);
     EXPECT_OK(turn_prepared(t, 0, &has, &e), &e);
-    EXPECT_OK(turn_succeed(t, 0, &e), &e);
+    turn_succeed(t, 0);
     EXPECT_OK(turn_prepared(t, 0, &p, &e), &e);
     EXPECT_EQ(turn_state(t), TURN_OVER);
     turn_begin(t, 0, &update); /* with nobody lost since it is an error, as ever */
