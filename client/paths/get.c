@@ -10,6 +10,7 @@
 #include "client/session/hub.h"
 #include "client/session/round.h"
 #include "proto/base/clock.h"
+#include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 
 #define PAUSE_NS (2 * NS_PER_MS)
@@ -89,6 +90,7 @@ static int get_once(struct getting *g, bool *ret_again, struct shd_err *e)
                            .ctx = g };
     const uint64_t losses_before = losses(hub);
     int r = round_all(&round, hub, 0, e);
+    FAIL_POINT("get:answered");
     *ret_again = false;
     for (uint32_t i = 0; r == SHD_OK && i < hub->owner_count; i++) {
         r = copy_slice(g, &hub->links[i], e);

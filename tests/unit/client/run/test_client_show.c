@@ -4,7 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/session/hub.h"
 #include "client/session/session.h"
+#include "proto/base/clock.h"
+#include "proto/base/failpoint.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 
@@ -344,6 +347,44 @@ TEST(a_thousand_questions_change_nothing)
     shd_close(s);
     fixture_stop(&daemons);
 }
+
+#ifdef SHD_FAIL_POINTS
+static struct hub *asking; /* NULL: nothing happens */
+
+/* An owner is replaced between its answer and the claim of what it has answered with. */
+static void replace_owner(const char *name)
+{
+    struct shd_err e = { 0 };
+    struct hub *hub = asking;
+    if (hub == NULL || strcmp(name, "get:answered") != 0)
+        return;
+    asking = NULL;
+    const uint32_t epoch = hub->links[1].epoch;
+    fixture_restart(&daemons, 1);
+    while (hub->links[1].epoch == epoch || hub->links[1].state != LINK_UP)
+        EXPECT_OK(hub_poll(hub, NS_PER_S, &e), &e);
+}
+
+TEST(what_a_replaced_owner_had_answered_is_asked_for_again)
+{
+    struct shd_err e = { 0 };
+    uint64_t step = 0;
+    fixture_start_kept(&daemons, 2, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    train_steps(m, 2);
+    float *values = calloc(shd_unit_elems(m, 0), sizeof *values);
+    fail_point_hook = replace_owner;
+    asking = s->hub;
+    EXPECT_OK(shd_get(m, 0, SHD_PARAMS, values, &step, NULL, &e), &e);
+    EXPECT(asking == NULL);
+    EXPECT_EQ(step, 2);
+    fail_point_hook = NULL;
+    free(values);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+#endif
 
 /* -- More than one piece -------------------------------------------------------------------------
  */
