@@ -230,7 +230,7 @@ stop_to_the_end() {
 slow_rank_0_tells_all() {
     # shellcheck disable=SC2086
     "$bin/shardctl" run --daemons 2 --workers 3 --elastic -- "$bin/shd-gpt" ${model/--steps $steps/--steps 40} \
-        --slow 15 --slow-rank 0 --json "$work/rows" >"$work/out" 2>"$work/err" || fail "the run with a slow rank 0"
+        --slow 60 --slow-rank 0 --json "$work/rows" >"$work/out" 2>"$work/err" || fail "the run with a slow rank 0"
     [ "$(sed -n 's,^step \([0-9]*\)/.*,\1,p' "$work/out")" = "$(seq 40)" ] || fail "a step has no line"
     [ "$(sed -n 's/^{"step":\([0-9]*\),"loss":[0-9].*/\1/p' "$work/rows")" = "$(seq 40)" ] || fail "a step has no row"
     grep -qv wait_ns "$work/rows" || fail "rank 0 was in every step"
