@@ -267,6 +267,14 @@ enum shd_path {
     SHD_PATH_COPY = 2, /* fixed slots of this process; bytes move on a transfer thread */
     SHD_PATH_NCCL = 3, /* as copy, but by NCCL from and to owners on other GPUs */
 };
+enum shd_sums { /* of a model with accumulate > 1, who sums the micro-batches of a group */
+                SHD_SUMS_OWN = 0, /* the worker that computes them, all of them */
+                /* Workers of this host together, that attach by the same directory: all of them
+                 * share each group of the host, in ascending order, and its sum is returned once.
+                 * Fixed shares alone, in host memory; they have `accumulate` gradients of the model
+                 * in common, in /dev/shm. Same bits. */
+                SHD_SUMS_HOST = 1,
+};
 struct shd_policy {
     size_t size;
     enum shd_strategy strategy;
@@ -276,6 +284,7 @@ struct shd_policy {
     uint64_t max_live_bytes; /* hard bound on their bytes; 0: none */
     enum shd_path path;
     enum shd_dtype grad_dtype; /* 0, or what the model's spec says: others are SHD_ESPEC */
+    enum shd_sums sums;
 };
 /* Before the first gradient or step of the model; default: zero3, one unit ahead both ways, auto.
  * SHD_ERANGE names the smallest bound that could be met; SHD_ENOTSUP says why a path cannot be. */

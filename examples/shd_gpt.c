@@ -101,6 +101,7 @@ static struct schedule_share train_share(const struct train *t)
     const struct options *o = t->options;
     return (struct schedule_share){ .micro_batches = shd_micro_batches(t->model),
                                     .accumulate = o->chosen.accumulate,
+                                    .together = o->chosen.host_workers,
                                     .rank = o->rank,
                                     .world = o->world,
                                     .stop_rank = o->stop.rank,
@@ -300,12 +301,12 @@ static bool train_goes_on(const struct train *t)
 /* It would attach, compute nothing and end like the others, which looks as if it helped. */
 static void train_note_idle(const struct options *o)
 {
-    const uint64_t groups = o->micro_batches / o->chosen.accumulate;
-    if (!o->elastic && o->rank >= groups)
+    const uint64_t busy = o->micro_batches / o->chosen.accumulate * o->chosen.host_workers;
+    if (!o->elastic && o->rank >= busy)
         fprintf(stderr,
                 "shd-gpt: rank %ju of %ju has nothing to compute: a step has work for %ju "
                 "(--micro-batches), or share it out with --elastic\n",
-                (uintmax_t)o->rank, (uintmax_t)o->world, (uintmax_t)groups);
+                (uintmax_t)o->rank, (uintmax_t)o->world, (uintmax_t)busy);
 }
 
 /* -- The model and its policy

@@ -90,6 +90,13 @@ struct map_owner {                 /* of one model, by owner index */
     bool joining; /* a replica whose host is in again, and that is not opened yet: rejoin.h */
 };
 
+/* A Return that an owner, or a replica, has answered for good. */
+struct map_answer {
+    uint64_t step, attempt;
+    uint32_t group, unit;
+    uint32_t member; /* index */
+};
+
 struct map_model {
     struct map_owner *owners; /* owned, [member_count]: owners, then their replicas (replica.h) */
     uint32_t owner_count;
@@ -112,6 +119,7 @@ struct map_model {
     bool viewed;             /* who is in was read since it was opened, with the next */
     uint64_t viewed_rewound; /* the last rewind that was done before that; 0: none */
     uint64_t rewound;        /* the attempt that began with the last rewind it knows of; 0: none */
+    void (*answered)(struct shd_model *m, const struct map_answer *a); /* NULL: nobody asks */
 };
 
 #endif

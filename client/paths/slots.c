@@ -145,10 +145,22 @@ static void slot_credited(struct grad_slot *slot)
         slot->state = SLOT_FREE;
 }
 
+static void tell_answered(struct shd_model *m, const struct link *link, const struct call *call)
+{
+    struct map_answer a = { .step = call->step, .attempt = call->attempt, .member = link->index };
+    const struct grad_slot *slot = (call->arg & NO_SLOT) == 0 ? &m->slots[call->arg] : NULL;
+    a.group = slot != NULL ? slot->group : (uint32_t)((call->arg & ~NO_SLOT) >> GROUP_BITS);
+    a.unit = slot != NULL ? slot->unit : (uint32_t)call->arg;
+    m->map->answered(m, &a);
+}
+
 static void return_answered(struct link *link, const struct call *call,
                             const struct wire_reply *reply)
 {
     struct shd_model *m = call->ctx;
+    const bool counts = reply->status == SHD_OK;
+    if (counts && m->map->answered != NULL)
+        tell_answered(m, link, call);
     if ((call->arg & NO_SLOT) == 0)
         slot_credited(&m->slots[call->arg]);
     if (m->fault.code != SHD_OK || link->state == LINK_GONE) /* the other of its slice counts */
@@ -214,6 +226,8 @@ static bool return_can_wait(const struct shd_model *m, const struct path_return 
 {
     const struct map_owner *o = &m->map->owners[owner];
     const struct report *report = &m->reports[ret->group * m->spec->accumulate];
+    if (m->map->answered != NULL) /* nor does this worker know which is the last */
+        return false;
     return report->given + 1 < model_returned_units(m) && !o->layout.on_gpu &&
            o->shards->slice[ret->unit].elems <= SMALL_ELEMS;
 }

@@ -474,7 +474,7 @@ int plan_build(const struct spec *spec, const struct plan_policy *policy,
         .policy = policy,
         .plan = { .micros = micros },
         .count = trace != NULL ? trace->count : spec->unit_count,
-        .accumulate = spec->accumulate > 0 ? spec->accumulate : 1,
+        .accumulate = spec->accumulate > 0 && !policy->shares_sums ? spec->accumulate : 1,
     };
     int r = check_policy(policy, e);
     if (r == SHD_OK)

@@ -54,6 +54,7 @@ struct plan_policy {
     uint32_t max_live_units;   /* 0: no bound */
     uint64_t max_live_bytes;   /* of parameters (publish dtype); 0: no bound */
     enum shd_dtype grad_dtype; /* of returned gradients; 0: the spec's */
+    bool shares_sums; /* workers of a host sum a group together: each micro-batch is returned */
 };
 
 /* ZeRO-3, one unit ahead both ways: FSDP's FULL_SHARD with BACKWARD_PRE. */

@@ -478,7 +478,7 @@ int plan_check(const struct plan *plan, const struct spec *spec, const struct pl
         .policy = policy,
         .order = trace != NULL ? trace->forward : NULL,
         .count = trace != NULL ? trace->count : spec->unit_count,
-        .accumulate = spec->accumulate > 0 ? spec->accumulate : 1,
+        .accumulate = spec->accumulate > 0 && !policy->shares_sums ? spec->accumulate : 1,
         .units = sys_calloc(spec->unit_count, sizeof *c.units),
     };
     if (c.units == NULL)

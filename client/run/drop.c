@@ -6,6 +6,7 @@
 #include "client/paths/order.h"
 #include "client/plan/plan_cost.h"
 #include "client/run/grads.h"
+#include "client/run/hostsum.h"
 #include "client/session/session.h"
 
 static_assert(GRADS_ALL == ORDER_ALL, "all groups, by two names");
@@ -21,6 +22,8 @@ static void let_go(struct shd_model *m, struct grad_slot *slot)
 void drop_grads(struct shd_model *m, uint32_t group)
 {
     order_drop(m, group); /* first: the stream writes there */
+    if (m->grads != NULL && m->grads->hostsum != NULL)
+        hostsum_reset(m, group);
     grads_reset(m, group);
     for (uint32_t i = 0; i < m->spec->micro_batches; i++)
         if (grads_meant(group, i / m->spec->accumulate))

@@ -242,7 +242,7 @@ int exec_backward(struct step_run *run, uint32_t micro, uint32_t unit, struct sh
 
 bool exec_group_ends(const struct step_run *run, uint32_t micro)
 {
-    return (micro + 1) % run->m->spec->accumulate == 0;
+    return run->m->policy.plan.shares_sums || (micro + 1) % run->m->spec->accumulate == 0;
 }
 
 static bool will_back(const struct exec_unit *u)

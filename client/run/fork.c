@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include "client/paths/map.h"
+#include "client/run/grads.h"
+#include "client/run/hostsum.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
 
@@ -38,6 +40,8 @@ static void leave_model(struct shd_model *m)
         drop_fd(&m->map->owners[i].inbox.fd);
         drop_fd(&m->map->owners[i].whole.held.fd);
     }
+    if (m->grads != NULL && m->grads->hostsum != NULL)
+        drop_fd(hostsum_fd(m->grads->hostsum));
 }
 
 /* In the child: only what is safe in a signal handler, for another thread may have been in a call.

@@ -6,11 +6,16 @@
 #include "client/paths/path.h"
 #include "client/plan/plan_cost.h"
 #include "client/run/grads.h"
+#include "client/run/hostsum.h"
 #include "client/run/policy.h"
+#include "client/run/reset.h"
 #include "client/session/activity.h"
+#include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+
+#define LANE_NS (UINT64_C(500) * 1000) /* between two looks at what other workers sum */
 
 /* -- Slots ------------------------------------------------------------------------------------- */
 
@@ -105,9 +110,58 @@ static int open_slot(struct shd_model *m, uint32_t micro, uint32_t unit, float *
     return SHD_OK;
 }
 
+static int sum_and_give(struct shd_model *m, uint32_t group, uint32_t unit, struct shd_err *e);
+
+/* Until a lane may have gone on: owners are heard, and the step may have begun again. */
+static int wait_for_others(struct shd_model *m, uint32_t unit, uint64_t start_ns, struct shd_err *e)
+{
+    struct hub *hub = m->session->hub;
+    const uint64_t left_ns = hub_left_ns(hub, start_ns, LANE_NS), before_ns = clock_now_ns();
+    activity_begin(m, ACTIVITY_WAIT_SLOT, unit, ACTIVITY_NONE);
+    int r = left_ns > 0 ? hub_poll(hub, left_ns, e) : hostsum_late(m, unit, e);
+    if (r == SHD_OK)
+        r = err_copy(&m->fault, e);
+    if (r == SHD_OK)
+        r = reset_look(m, e);
+    activity_look(m);
+    activity_end(m);
+    m->session->wait_ns += clock_now_ns() - before_ns;
+    return r;
+}
+
+static int do_first(struct shd_model *m, uint32_t unit, const struct hostsum_next *next,
+                    uint64_t start_ns, struct shd_err *e)
+{
+    if (next->what == HOSTSUM_ADD)
+        return sum_and_give(m, next->group, unit, e);
+    return next->what == HOSTSUM_WAIT ? wait_for_others(m, unit, start_ns, e) : SHD_OK;
+}
+
+/* In memory of all workers of the host. */
+static int open_together(struct shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad,
+                         bool *ret_fresh, struct shd_err *e)
+{
+    const uint64_t start_ns = clock_now_ns();
+    struct hostsum_next next = { .what = HOSTSUM_GO };
+    int r;
+    do {
+        r = hostsum_open(m, micro, unit, ret_grad, ret_fresh, &next, e);
+        if (r == SHD_OK)
+            r = do_first(m, unit, &next, start_ns, e);
+    } while (r == SHD_OK && next.what != HOSTSUM_GO);
+    return r;
+}
+
+static bool sums_together(const struct shd_model *m)
+{
+    return m->grads != NULL && m->grads->hostsum != NULL;
+}
+
 int give_open(struct shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, bool *ret_fresh,
               struct shd_err *e)
 {
+    if (sums_together(m))
+        return open_together(m, micro, unit, ret_grad, ret_fresh, e);
     return m->grads != NULL ? grads_open(m, micro, unit, ret_grad, ret_fresh, e)
                             : open_slot(m, micro, unit, ret_grad, ret_fresh, e);
 }
@@ -116,6 +170,8 @@ bool give_is_open(struct shd_model *m, uint32_t micro, uint32_t unit)
 {
     if (m->grads == NULL)
         return find_held(m, micro, unit) != NULL;
+    if (sums_together(m))
+        return hostsum_is_open(m, micro, unit);
     const struct grad_entry *entry = grads_find(m->grads, group_of(m, micro), unit);
     return entry != NULL && entry->open && entry->taken == micro % m->spec->accumulate;
 }
@@ -130,7 +186,8 @@ static int tell(struct shd_model *m, const struct path_return *ret, struct shd_e
     const int r = m->session->control->give(m, ret, e);
     if (r != SHD_OK)
         return r;
-    m->reports[ret->group * m->spec->accumulate].given++;
+    if (!sums_together(m)) /* others give some of the group's units */
+        m->reports[ret->group * m->spec->accumulate].given++;
     m->session->units_returned++;
     return SHD_OK;
 }
@@ -199,6 +256,43 @@ static int hand_over(struct shd_model *m, struct grad_entry *entry, struct shd_e
     return r;
 }
 
+/* Of a group whose cells of the unit are all in. */
+static int sum_and_give(struct shd_model *m, uint32_t group, uint32_t unit, struct shd_err *e)
+{
+    struct grad_entry *entry = NULL;
+    int r = grads_whole(m, group, unit, hostsum_is_none(m, unit), &entry, e);
+    if (r != SHD_OK)
+        return r;
+    CHECK(entry != NULL);
+    if (entry->taken < m->spec->accumulate && entry->sum != NULL)
+        r = hostsum_add(m, unit, entry->sum, e);
+    if (r != SHD_OK)
+        return r;
+    entry->taken = m->spec->accumulate;
+    r = hand_over(m, entry, e);
+    if (r == SHD_OK)
+        hostsum_given(m, unit);
+    return r;
+}
+
+/* A sum whose return broke off goes first. */
+static int return_together(struct shd_model *m, uint32_t micro, uint32_t unit, bool none,
+                           struct shd_err *e)
+{
+    const uint32_t group = group_of(m, micro);
+    const uint64_t start_ns = clock_now_ns();
+    struct hostsum_next next = { .what = HOSTSUM_GO };
+    if (grads_find(m->grads, group, unit) != NULL)
+        return sum_and_give(m, group, unit, e);
+    int r;
+    do {
+        r = hostsum_close(m, micro, unit, none, &next, e);
+        if (r == SHD_OK)
+            r = do_first(m, unit, &next, start_ns, e);
+    } while (r == SHD_OK && hostsum_is_open(m, micro, unit));
+    return r;
+}
+
 /* Can this micro-batch be returned? Also, once more, where handing the group over broke off. */
 static bool entry_open(const struct shd_model *m, const struct grad_entry *entry, uint32_t micro)
 {
@@ -208,7 +302,9 @@ static bool entry_open(const struct shd_model *m, const struct grad_entry *entry
 
 int give_check(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
-    const bool can = m->grads != NULL
+    const bool can = sums_together(m) ? hostsum_is_open(m, micro, unit) ||
+                                            grads_find(m->grads, group_of(m, micro), unit) != NULL
+                     : m->grads != NULL
                          ? entry_open(m, grads_find(m->grads, group_of(m, micro), unit), micro)
                          : find_held(m, micro, unit) != NULL;
     if (can)
@@ -234,6 +330,8 @@ int give_return(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_e
     int r = give_check(m, micro, unit, e);
     if (r != SHD_OK)
         return r;
+    if (sums_together(m))
+        return return_together(m, micro, unit, /* none= */ false, e);
     if (m->grads != NULL)
         return return_staged(m, micro, unit, e);
     r = give_slot(m, find_held(m, micro, unit), e);
@@ -248,6 +346,8 @@ bool give_began(struct shd_model *m, uint32_t micro, uint32_t unit)
     if (m->grads == NULL)
         return slot != NULL && slot->sent > 0;
     const struct grad_entry *entry = grads_find(m->grads, group_of(m, micro), unit);
+    if (sums_together(m) && entry != NULL)
+        return true;
     return entry != NULL && !entry->open && entry->taken == m->spec->accumulate;
 }
 
@@ -264,6 +364,8 @@ static int return_none_staged(struct shd_model *m, uint32_t micro, uint32_t unit
 
 int give_none(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
+    if (sums_together(m))
+        return return_together(m, micro, unit, /* none= */ true, e);
     if (m->grads != NULL)
         return return_none_staged(m, micro, unit, e);
     struct grad_slot *slot = find_held(m, micro, unit);

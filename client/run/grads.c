@@ -111,7 +111,20 @@ static void unuse(struct grads *g, struct grad_entry *entry)
     g->unused = entry;
 }
 
-/* The entry that waits for micro-batch micro; a new one is not used yet: use(). */
+/* Not used yet: use(). */
+static int new_entry(struct grads *g, uint32_t group, uint32_t unit, struct grad_entry **ret_entry,
+                     struct shd_err *e)
+{
+    struct grad_entry *entry = g->unused;
+    if (entry == NULL)
+        return err_set(e, SHD_EBUSY, "%" PRIu32 " gradients are held here: return one",
+                       g->entry_count);
+    *entry = (struct grad_entry){ .next = entry->next, .group = group, .unit = unit };
+    *ret_entry = entry;
+    return SHD_OK;
+}
+
+/* The entry that waits for micro-batch micro; a new one is not used yet. */
 static int next_entry(struct shd_model *m, uint32_t micro, uint32_t unit,
                       struct grad_entry **ret_entry, struct shd_err *e)
 {
@@ -126,13 +139,8 @@ static int next_entry(struct shd_model *m, uint32_t micro, uint32_t unit,
                        "in",
                        unit, m->spec->units[unit].name, micro, micro / a * a, micro / a * a + a - 1,
                        taken, taken == 1 ? "is" : "are");
-    if (entry == NULL) {
-        entry = g->unused;
-        if (entry == NULL)
-            return err_set(e, SHD_EBUSY, "%" PRIu32 " gradients are held here: return one",
-                           g->entry_count);
-        *entry = (struct grad_entry){ .next = entry->next, .group = micro / a, .unit = unit };
-    }
+    if (entry == NULL)
+        return new_entry(g, micro / a, unit, ret_entry, e);
     *ret_entry = entry;
     return SHD_OK;
 }
@@ -205,6 +213,25 @@ int grads_none(struct shd_model *m, uint32_t micro, uint32_t unit, struct grad_e
     use(m->grads, entry);
     entry->open = false;
     entry->taken++;
+    *ret_entry = entry;
+    return SHD_OK;
+}
+
+int grads_whole(struct shd_model *m, uint32_t group, uint32_t unit, bool none,
+                struct grad_entry **ret_entry, struct shd_err *e)
+{
+    struct grad_entry *entry = grads_find(m->grads, group, unit);
+    int r = entry == NULL ? new_entry(m->grads, group, unit, &entry, e) : SHD_OK;
+    if (r != SHD_OK)
+        return r;
+    CHECK(entry != NULL);
+    if (!none && entry->sum == NULL) {
+        r = take_buffer(m->grads, unit, m->spec->units[unit].elems, &entry->sum_in, &entry->sum, e);
+        if (r != SHD_OK)
+            return r;
+        session_live(m->session, live_bytes(m, entry), /* more= */ true);
+    }
+    use(m->grads, entry);
     *ret_entry = entry;
     return SHD_OK;
 }

@@ -19,6 +19,7 @@
 #include "client/paths/buffer.h"
 #include "proto/base/status.h"
 
+struct hostsum;
 struct shd_model;
 
 struct grad_entry {          /* one unit's gradient of one group */
@@ -45,6 +46,8 @@ struct grads {
     struct buffer *buffers;    /* owned, [2 * entry_count]; the first buffer_count are in use */
     uint32_t buffer_count;
     struct buffers in; /* of the largest trainable unit, at most */
+    struct hostsum
+        *hostsum; /* of hostsum.c: summed with other workers of the host; NULL: by this one */
 };
 
 /* For a model with a spec. Errors: SHD_ENOMEM. */
@@ -66,6 +69,12 @@ int grads_close(struct shd_model *m, struct grad_entry *entry, struct shd_err *e
  * *ret_entry: the entry, which exists from now on. Errors as grads_open(). */
 int grads_none(struct shd_model *m, uint32_t micro, uint32_t unit, struct grad_entry **ret_entry,
                struct shd_err *e);
+
+/* An entry for a sum that is formed elsewhere: into entry->sum (none: there is none), and then
+ * entry->taken is accumulate. The one there is, where that broke off. Errors: SHD_EBUSY,
+ * SHD_ENOMEM. */
+int grads_whole(struct shd_model *m, uint32_t group, uint32_t unit, bool none,
+                struct grad_entry **ret_entry, struct shd_err *e);
 
 /* The entry's sum was handed over (or is not wanted): give its memory back. */
 void grads_done(struct shd_model *m, struct grad_entry *entry);

@@ -55,6 +55,11 @@ static bool is_news(const struct shd_model *m, const struct wire_leased *leased)
 
 int lease_take(struct shd_model *m, struct wire_leased *ret_leased, struct shd_err *e)
 {
+    if (m->policy.plan.shares_sums)
+        return err_set(e, SHD_ENOTSUP,
+                       "model '%s' has sums of this host's workers: a leased group is computed by "
+                       "one worker; take fixed shares, or sums of each worker",
+                       m->spec->name);
     const int looked = reset_look(m, e);
     if (looked != SHD_OK)
         return looked;

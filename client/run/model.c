@@ -8,6 +8,7 @@
 #include "client/plan/plan_own.h"
 #include "client/run/exec.h"
 #include "client/run/grads.h"
+#include "client/run/hostsum.h"
 #include "client/run/pin.h"
 #include "client/run/policy.h"
 #include "client/session/replay.h"
@@ -30,6 +31,8 @@ static void model_free(struct shd_model *m)
     m->session->control->close(m);
     exec_free(m->exec);
     plan_own_free(m->policy.own);
+    if (m->grads != NULL)
+        hostsum_leave(m, m->grads->hostsum);
     grads_free(m->grads);
     free(m->holds);
     free(m->reports);

@@ -13,6 +13,7 @@
 #include "client/plan/plan_own.h"
 #include "client/run/exec.h"
 #include "client/run/grads.h"
+#include "client/run/hostsum.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
 
@@ -71,6 +72,30 @@ static int check_grad_dtype(const struct shd_model *m, const struct shd_policy *
                    dtype_name(p->grad_dtype));
 }
 
+static int check_sums(const struct shd_model *m, const struct shd_policy *p, struct shd_err *e)
+{
+    if ((unsigned)p->sums > SHD_SUMS_HOST)
+        return err_set(e, SHD_EINVAL, "sums is %d: 0 own, 1 host", (int)p->sums);
+    if (p->sums == SHD_SUMS_OWN)
+        return SHD_OK;
+    if (m->spec->accumulate <= 1)
+        return err_set(e, SHD_ESPEC,
+                       "sums is host, and model '%s' has accumulate 1: its owners sum every "
+                       "micro-batch; give the spec \"accumulate\", the micro-batches of a group",
+                       m->spec->name);
+    if (m->spec->verify_every > 0)
+        return err_set(e, SHD_ENOTSUP,
+                       "sums is host, and model '%s' has verify_every %" PRIu64
+                       ": what workers are compared by is a group that one has computed",
+                       m->spec->name, m->spec->verify_every);
+    if (m->session->on_gpu)
+        return err_set(e, SHD_ENOTSUP,
+                       "sums is host, and this worker's arrays are on cuda:%" PRIu32
+                       ": workers have host memory in common alone",
+                       m->session->ordinal);
+    return SHD_OK;
+}
+
 static struct policy internal(const struct shd_model *m, const struct shd_policy *p)
 {
     return (struct policy){
@@ -79,7 +104,8 @@ static struct policy internal(const struct shd_model *m, const struct shd_policy
                   .backward_prefetch = (enum plan_backward_prefetch)p->backward_prefetch,
                   .max_live_units = p->max_live_units,
                   .max_live_bytes = p->max_live_bytes,
-                  .grad_dtype = p->grad_dtype != 0 ? p->grad_dtype : m->spec->grad_dtype },
+                  .grad_dtype = p->grad_dtype != 0 ? p->grad_dtype : m->spec->grad_dtype,
+                  .shares_sums = p->sums == SHD_SUMS_HOST && m->map != NULL },
         .path = p->path,
         .grad_dtype = m->spec->grad_dtype,
         .fetch_delay_ns = m->policy.fetch_delay_ns,
@@ -212,6 +238,8 @@ int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err
     if (r == SHD_OK)
         r = check_grad_dtype(m, &p, e);
     if (r == SHD_OK)
+        r = check_sums(m, &p, e);
+    if (r == SHD_OK)
         r = check_unused(m, e);
     if (r != SHD_OK)
         return r;
@@ -290,6 +318,12 @@ int policy_start(struct shd_model *m, struct shd_err *e)
         r = session_kern(m->session, /* threads= */ 1, e);
     if (r == SHD_OK && staging)
         r = grads_new(m, &m->grads, e);
+    if (r == SHD_OK && m->policy.plan.shares_sums)
+        r = hostsum_join(m, &m->grads->hostsum, e);
+    if (r != SHD_OK) {
+        grads_free(m->grads);
+        m->grads = NULL;
+    }
     m->started = r == SHD_OK;
     return r;
 }

@@ -144,13 +144,14 @@ static int check_micros(const struct shd_model *m, const uint32_t *micros, uint3
                            "micro-batch %" PRIu32 " after %" PRIu32 ": they must ascend", micros[i],
                            micros[i - 1]);
     }
-    for (uint32_t i = 0; i < count; i++) { /* ascending, so a group is a * g, a * g + 1, ... */
+    for (uint32_t i = 0; !m->policy.plan.shares_sums && i < count;
+         i++) { /* ascending, so a group is a * g, a * g + 1, ... */
         const uint32_t first = micros[i / a * a];
         if (first % a != 0 || i / a * a + a > count || micros[i] != first + i % a)
             return err_set(e, SHD_EINVAL,
                            "micro-batch %" PRIu32 " belongs to a group of %" PRIu32 " (%" PRIu32
                            " to %" PRIu32 ") that is summed in one worker, which got only part "
-                           "of it",
+                           "of it (workers of a host may sum together: shd_policy.sums)",
                            micros[i], a, micros[i] / a * a, micros[i] / a * a + a - 1);
     }
     return SHD_OK;

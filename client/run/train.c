@@ -13,6 +13,7 @@
 #include "client/run/give.h"
 #include "client/run/grads.h"
 #include "client/run/hold.h"
+#include "client/run/hostsum.h"
 #include "client/run/parts.h"
 #include "client/run/policy.h"
 #include "client/run/reset.h"
@@ -300,19 +301,26 @@ static int check_rates(const struct shd_model *m, const struct shd_update *u, st
     return runs_check_rates(m->spec, (const double *)u->groups, count * DECISION_RATES, e);
 }
 
+static int not_returned(const struct shd_model *m, uint32_t unit, uint32_t micro, struct shd_err *e)
+{
+    return err_set(e, SHD_EINVAL,
+                   "gradient of unit %" PRIu32 " '%s', micro-batch %" PRIu32
+                   ", was handed out and not returned",
+                   unit, m->spec->units[unit].name, micro);
+}
+
 static int check_all_summed(const struct shd_model *m, struct shd_err *e)
 {
     const uint32_t a = m->spec->accumulate;
+    uint32_t micro, unit;
+    if (m->grads->hostsum != NULL && hostsum_holds(m, &micro, &unit))
+        return not_returned(m, unit, micro, e);
     for (uint32_t i = 0; i < m->grads->entry_count; i++) {
         const struct grad_entry *g = &m->grads->entries[i];
         if (!g->used)
             continue;
         if (g->open || g->taken == a)
-            return err_set(e, SHD_EINVAL,
-                           "gradient of unit %" PRIu32 " '%s', micro-batch %" PRIu32
-                           ", was handed out and not returned",
-                           g->unit, m->spec->units[g->unit].name,
-                           g->group * a + (g->open ? g->taken : a - 1));
+            return not_returned(m, g->unit, g->group * a + (g->open ? g->taken : a - 1), e);
         return err_set(e, SHD_EINVAL,
                        "unit %" PRIu32 " '%s': micro-batches %" PRIu32 " to %" PRIu32
                        " are summed here, and only %" PRIu32 " of them came in",
@@ -330,10 +338,7 @@ static int check_all_returned(const struct shd_model *m, struct shd_err *e)
     for (uint32_t i = 0; i < m->slot_count; i++) {
         const struct grad_slot *s = &m->slots[i];
         if (s->state == SLOT_HELD)
-            return err_set(e, SHD_EINVAL,
-                           "gradient of unit %" PRIu32 " '%s', micro-batch %" PRIu32
-                           ", was handed out and not returned",
-                           s->unit, m->spec->units[s->unit].name, s->group);
+            return not_returned(m, s->unit, s->group, e);
     }
     return SHD_OK;
 }

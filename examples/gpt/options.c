@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <ctype.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -158,8 +159,10 @@ static const struct flag table[] = {
     { "loss-scale", 0, FLAG_STRING, "S",
       "dynamic, static (1024) or a number (default dynamic with fp16)", &parsed.loss_scale, 0, 0 },
     { "accumulate", 0, FLAG_STRING, "HOW",
-      "owner: return every micro-batch; local:A: sum A of them first (owner)", &parsed.accumulate,
-      0, 0 },
+      "owner: return every micro-batch; local:A: sum A of them first; host:A: the workers of a "
+      "host "
+      "do, together (owner)",
+      &parsed.accumulate, 0, 0 },
     { "experts", 0, FLAG_U64, "N", "MLPs per block, one for each token, each a unit; 0: dense (0)",
       &parsed.experts, 0, GPT_EXPERTS_MAX },
     { "adapters", 0, FLAG_U64, "R",
@@ -485,17 +488,46 @@ static int check_schedule(struct options *o, const int *words, struct shd_err *e
     return check_plan(o, e);
 }
 
-/* "owner" or "local:A". */
+static int check_host_workers(const struct options *o, uint32_t a, struct shd_err *e)
+{
+    const uint32_t here = o->chosen.host_workers;
+    if (o->elastic)
+        return err_set(e, SHD_ENOTSUP,
+                       "--accumulate %s with --elastic: what is handed out is a group, to one "
+                       "worker; take local:%" PRIu32,
+                       o->accumulate, a);
+    if (o->plan != NULL || o->stop.at > 0)
+        return err_set(e, SHD_EINVAL, "--accumulate %s with %s: take local:%" PRIu32, o->accumulate,
+                       o->plan != NULL ? "--plan" : "--stop-rank", a);
+    if (o->world % here != 0)
+        return err_set(e, SHD_EINVAL,
+                       "--accumulate %s: WORLD_SIZE=%" PRIu32
+                       " must be a multiple of LOCAL_WORLD_SIZE=%" PRIu32 ", as many on each host",
+                       o->accumulate, o->world, here);
+    if (here > a)
+        return err_set(e, SHD_ERANGE,
+                       "--accumulate %s: %" PRIu32 " workers are on this host (LOCAL_WORLD_SIZE), "
+                       "and share %" PRIu32 " micro-batches: A must be at least as many",
+                       o->accumulate, here, a);
+    return SHD_OK;
+}
+
+/* "owner", "local:A" or "host:A". */
 static int check_accumulate(struct options *o, const int *words, struct shd_err *e)
 {
     (void)words;
     char *end;
+    const bool together = strncmp(o->accumulate, "host:", strlen("host:")) == 0;
     o->chosen.accumulate = 1;
-    if (strcmp(o->accumulate, "owner") == 0)
+    if (strcmp(o->accumulate, "owner") == 0) {
+        o->chosen.host_workers = 1;
         return SHD_OK;
-    const char *text = o->accumulate + strlen("local:");
-    if (strncmp(o->accumulate, "local:", strlen("local:")) != 0 || !isdigit((unsigned char)*text))
-        return err_set(e, SHD_EINVAL, "--accumulate '%s' is not owner or local:A, A a number",
+    }
+    const char *text = o->accumulate + strlen(together ? "host:" : "local:");
+    if ((!together && strncmp(o->accumulate, "local:", strlen("local:")) != 0) ||
+        !isdigit((unsigned char)*text))
+        return err_set(e, SHD_EINVAL,
+                       "--accumulate '%s' is not owner, local:A or host:A, A a number",
                        o->accumulate);
     const unsigned long long a = strtoull(text, &end, 10);
     if (*end != '\0' || a < 1 || a > o->micro_batches || o->micro_batches % a != 0)
@@ -504,7 +536,12 @@ static int check_accumulate(struct options *o, const int *words, struct shd_err 
                        "at a time make up",
                        o->accumulate, (uintmax_t)o->micro_batches);
     o->chosen.accumulate = (uint32_t)a;
-    return SHD_OK;
+    if (!together) {
+        o->chosen.host_workers = 1;
+        return SHD_OK;
+    }
+    o->chosen.policy.sums = a > 1 ? SHD_SUMS_HOST : SHD_SUMS_OWN;
+    return check_host_workers(o, (uint32_t)a, e);
 }
 
 static int check_stop(struct options *o, const int *words, struct shd_err *e)
@@ -696,6 +733,7 @@ int options_parse(int argc, char **argv, struct options *ret_options, struct shd
         if (r != SHD_OK)
             return r;
         options_derive(&o, local_world);
+        o.chosen.host_workers = (uint32_t)local_world;
         r = options_check(&o, e);
     }
     if (r == SHD_OK)

@@ -70,12 +70,13 @@ struct options {
     struct options_chosen {
         struct shd_policy policy;
         enum shd_dtype publish;
-        enum gemm_kind gemm; /* with `gemm_auto`: the kind to try first */
-        bool gemm_auto;      /* fall back to GEMM_BF16_EMULATED, and say so */
-        uint32_t accumulate; /* a of "local:a"; 1: the owners sum */
-        double loss_scale;   /* 1: none; 0: dynamic */
-        bool cuda;           /* compute on a GPU, and the session's arrays are there */
-        uint32_t device;     /* CUDA ordinal */
+        enum gemm_kind gemm;   /* with `gemm_auto`: the kind to try first */
+        bool gemm_auto;        /* fall back to GEMM_BF16_EMULATED, and say so */
+        uint32_t accumulate;   /* a of "local:a" or "host:a"; 1: the owners sum */
+        uint32_t host_workers; /* that sum together; 1: each by itself */
+        double loss_scale;     /* 1: none; 0: dynamic */
+        bool cuda;             /* compute on a GPU, and the session's arrays are there */
+        uint32_t device;       /* CUDA ordinal */
         bool tf32;
     } chosen;
 };

@@ -31,9 +31,11 @@ uint32_t schedule_micros(const struct schedule_share *s, uint64_t step, uint32_t
     const bool left = schedule_somebody_left(s, step);
     const uint32_t workers = s->world - (left ? 1 : 0);
     const uint32_t place = s->rank - (left && s->rank > s->stop_rank ? 1 : 0);
+    const uint32_t together = s->together;
     uint32_t count = 0;
     for (uint32_t i = 0; i < s->micro_batches; i++)
-        if (i / s->accumulate % workers == place)
+        if (i / s->accumulate % (workers / together) == place / together &&
+            i % s->accumulate % together == place % together)
             micros[count++] = i;
     return count;
 }

@@ -16,10 +16,11 @@ struct schedule {
  * steps - 1 and stays there. In fp64: every worker derives the same value. */
 double schedule_lr(const struct schedule *s, uint64_t step);
 
-/* A worker's share: micro-batches go in groups of `accumulate`, which one worker sums, to the
- * workers that are there, one after the other. */
+/* A worker's share: micro-batches go in groups of `accumulate`, which `together` workers of
+ * neighbouring ranks share out and sum, to the workers that are there, one after the other. */
 struct schedule_share {
     uint32_t micro_batches, accumulate; /* a multiple of it */
+    uint32_t together; /* at most accumulate, divides world; above 1: nobody leaves */
     uint32_t rank, world;
     uint64_t stop_rank, stop_at; /* that worker is there for steps below stop_at; 0: always */
 };

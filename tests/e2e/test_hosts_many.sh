@@ -206,6 +206,42 @@ for of in 2 4; do
 done
 [ "$(sort -u "$work/each_step" | wc -l)" = 1 ] || fail "parameters cross more often for more workers"
 
+# -- Sums of a host ------------------------------------------------------------------------------------------------
+# Four micro-batches a group: of one worker on a host, of two, of four, of one here and four there: the same bits,
+# and a gradient crosses once for all workers of a host.
+plain=$want
+# shellcheck disable=SC2119
+want=$(in_one_process --accumulate local:4)
+[ "$want" != "$plain" ] || fail "micro-batches are summed as if owners did"
+# on_each WORKERS_A WORKERS_B: ranks of a first
+on_each() {
+    local rank here
+    relay A
+    relay B
+    begin A:cpu0,cpu1 B:cpu2
+    for rank in $(seq 0 $(($1 + $2 - 1))); do
+        here=$([ "$rank" -lt "$1" ] && echo A || echo B)
+        LOCAL_WORLD_SIZE=$([ "$here" = A ] && echo "$1" || echo "$2") \
+            worker "$here?$all" "$rank" $(($1 + $2)) --accumulate host:4
+    done
+    soon "no step" at_step_or_over 1
+    "$bin/shardctl" plan -a "$work/A?$all" --host "a:2:$1" --host "b:1:$2" --host-sums --json >"$work/plan.json" ||
+        fail "plan"
+    end_same "$1 workers of a sum together, $2 of b"
+    if [ "$2" -gt 0 ]; then
+        is_as_planned b a gradients_bytes B a gradients_out 0
+        is_as_planned a b gradients_bytes B a gradients_in 0
+        planned a b gradients_bytes >>"$work/each_sum"
+    fi
+    stop_relays
+}
+on_each 1 1
+on_each 2 2
+on_each 4 4
+on_each 4 0
+[ "$(sort -u "$work/each_sum" | wc -l)" = 1 ] || fail "gradients cross more often for more workers"
+want=$plain
+
 # -- Hosts that are alike ------------------------------------------------------------------------------------------
 # all_bytes in|out: of payload, of the busiest of a and b
 all_bytes() {

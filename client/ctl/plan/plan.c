@@ -107,6 +107,7 @@ static int check_given(const struct words *w, const struct plan_ask *ask, struct
         { "--max-live-bytes", p->max_live_bytes > 0 },
         { "--grad-dtype", w->grad_dtype != NULL },
         { "--micro-batches-per-worker", ask->micros > 0 },
+        { "--host-sums", p->shares_sums },
         { "--deepspeed", w->deepspeed != NULL },
         { "--fsdp", w->fsdp != NULL },
         { "--compare", w->compare },
@@ -388,6 +389,8 @@ static void add_policy_flags(struct flag_table *table, struct plan_ask *ask, str
           &ask->param_dtype, 0, 0 },
         { "accumulate", 0, FLAG_U32, "A", "micro-batches per return (what the model says)",
           &ask->accumulate, 1, SHD_MICROS_MAX },
+        { "host-sums", 0, FLAG_BOOL, NULL, "of all workers of a host together (shd_policy.sums)",
+          &p->shares_sums, 0, 0 },
     };
     FLAGS_ADD(table, rows);
 }

@@ -91,6 +91,19 @@ static uint32_t first_of(const struct plan_hosts *hosts, uint32_t host, bool dae
     return first;
 }
 
+/* Of workers that sum together, which take groups in turn, host by host. */
+static uint64_t host_groups(const struct plan_hosts *hosts, uint32_t host, uint32_t groups)
+{
+    uint32_t teams = 0, place = 0;
+    for (uint32_t i = 0; i < hosts->count; i++) {
+        place += i < host && hosts->items[i].workers > 0;
+        teams += hosts->items[i].workers > 0;
+    }
+    if (hosts->items[host].workers == 0)
+        return 0;
+    return groups / teams + (place < groups % teams);
+}
+
 /* Of the groups of a step, those that the workers on this host compute: rank r has r, r + W, ... */
 static uint64_t groups_of(const struct spec *spec, const struct plan_ask *ask,
                           const struct plan_hosts *hosts, uint32_t host)
@@ -98,6 +111,8 @@ static uint64_t groups_of(const struct spec *spec, const struct plan_ask *ask,
     const uint32_t first = first_of(hosts, host, /* daemons= */ false);
     const uint32_t groups = spec->micro_batches / (spec->accumulate > 0 ? spec->accumulate : 1);
     uint64_t sum = 0;
+    if (ask->policy.shares_sums)
+        return host_groups(hosts, host, groups);
     for (uint32_t rank = first; rank < first + hosts->items[host].workers; rank++)
         sum += groups / ask->workers + (rank < groups % ask->workers);
     return sum;
@@ -185,8 +200,10 @@ int plan_hosts_print(const struct spec *spec, const struct plan_ask *ask,
     table_print(&t, "  ", out);
     table_deinit(&t);
     if (r == SHD_OK)
-        fprintf(out, "  Parameters cross once for each host, whatever the strategy; each group of "
-                     "each worker's gradients by itself.\n");
+        fprintf(out,
+                "  Parameters cross once for each host, whatever the strategy; each group of %s "
+                "gradients by itself.\n",
+                ask->policy.shares_sums ? "a host's" : "each worker's");
     return r;
 }
 

@@ -135,18 +135,18 @@ static void keep_most(struct flow *most, const struct flow *f)
                                                               : most->out_messages;
 }
 
-/* One host, whose owners have `own` of `all`. Each of its workers returns `groups` times to every
- * owner, by Return; Prepare and Commit go from each worker to each owner. */
+/* One host, whose owners have `own` of `all`. Its workers return `groups` times to every owner, by
+ * Return; Prepare and Commit go from each worker to each owner. */
 static void add_host(const struct plan_ask *ask, const struct part *own, const struct part *all,
                      uint64_t groups, struct scale *s)
 {
     const uint64_t gpus = ask->scale.gpus, others = ask->scale.hosts - 1;
     const uint64_t decided = 2 * gpus * gpus * others;
     const struct flow gradients = {
-        .in_bytes = own->returned * groups * gpus * others,
-        .out_bytes = (all->returned - own->returned) * groups * gpus,
-        .in_messages = own->returned_parts * groups * gpus * others + decided,
-        .out_messages = (all->returned_parts - own->returned_parts) * groups * gpus + decided,
+        .in_bytes = own->returned * groups * others,
+        .out_bytes = (all->returned - own->returned) * groups,
+        .in_messages = own->returned_parts * groups * others + decided,
+        .out_messages = (all->returned_parts - own->returned_parts) * groups + decided,
     };
     const struct flow relays = {
         .in_bytes = gradients.in_bytes + all->published - own->published,
@@ -173,7 +173,13 @@ static int count_scale(const struct spec *spec, const struct plan_ask *ask, cons
 {
     const uint32_t hosts = ask->scale.hosts;
     const uint32_t slots = plan_slots(spec, &ask->policy, plan);
-    const uint64_t groups = plan->micros / (spec->accumulate > 0 ? spec->accumulate : 1);
+    const uint32_t a = spec->accumulate > 0 ? spec->accumulate : 1;
+    const uint64_t micros = (uint64_t)plan->micros * ask->scale.gpus, groups = micros / a;
+    if (micros % a != 0)
+        return err_set(e, SHD_EINVAL,
+                       "%" PRIu64 " micro-batches a host, must be a multiple of accumulate "
+                       "(%" PRIu32 "), of which its workers make a sum",
+                       micros, a);
     struct scale s = { .compute_s = ask->compute_s > 0 ? ask->compute_s * plan->micros : -1,
                        .connections = connections_of(&ask->scale) };
     struct part all = { 0 };

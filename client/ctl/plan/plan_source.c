@@ -224,7 +224,7 @@ static int override(struct plan_ask *ask, struct spec *spec, struct shd_err *e)
     }
     if (ask->accumulate > 0)
         spec->accumulate = ask->accumulate;
-    const uint32_t a = spec->accumulate, share = a * ask->workers;
+    const uint32_t a = ask->policy.shares_sums ? 1 : spec->accumulate, share = a * ask->workers;
     if (ask->micros == 0) /* the worker that gets most */
         ask->micros = (uint32_t)(((uint64_t)spec->micro_batches + share - 1) / share * a);
     if (ask->micros > SHD_MICROS_MAX)

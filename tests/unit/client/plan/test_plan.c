@@ -115,6 +115,31 @@ static uint32_t predict_units(const struct toy *t, const struct plan_policy *p, 
     return max;
 }
 
+/* Of workers that sum a group together each has any of its micro-batches, and returns them. */
+TEST(where_sums_are_shared_each_micro_batch_is_returned)
+{
+    uint64_t rng = test_seed(20261128);
+    for (int i = 0; i < SPECS; i++) {
+        struct toy t;
+        struct shd_err e = { 0 };
+        toy_random(&t, &rng);
+        struct plan_policy policy = toy_policy(&rng);
+        const uint32_t micros = toy_below(&rng, 6);
+        t.spec.accumulate = 1;
+        struct plan want = toy_build(&t, &policy, micros);
+        t.spec.accumulate = 2 + toy_below(&rng, 3);
+        policy.shares_sums = true;
+        struct plan got = toy_build(&t, &policy, micros);
+        EXPECT_OK(plan_check(&got, &t.spec, &policy, &t.trace, &e), &e);
+        EXPECT_EQ(got.op_count, want.op_count);
+        for (uint32_t op = 0; op < want.op_count; op++)
+            EXPECT(got.ops[op].kind == want.ops[op].kind && got.ops[op].unit == want.ops[op].unit &&
+                   got.ops[op].micro == want.ops[op].micro);
+        plan_free(&want);
+        plan_free(&got);
+    }
+}
+
 TEST(random_plans_check_and_cost_what_is_predicted)
 {
     uint64_t rng = test_seed(20240501);

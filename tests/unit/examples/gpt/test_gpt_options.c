@@ -107,7 +107,7 @@ static const struct {
     { "--loss-scale dynamic --precision bf16", "do not underflow" },
     { "--loss-scale 0 --precision fp16", "a number from 1 to 16777216" },
     { "--loss-scale big --precision fp16", "'big' is not dynamic, static" },
-    { "--accumulate worker", "'worker' is not owner or local:A" },
+    { "--accumulate worker", "'worker' is not owner, local:A or host:A" },
     { "--accumulate local:", "A a number" },
     { "--accumulate local:3", "A must divide --micro-batches 4" },
     { "--accumulate local:8", "A must divide --micro-batches 4" },
@@ -296,7 +296,7 @@ static void check_share(struct schedule_share s, uint64_t step)
     for (s.rank = 0; s.rank < s.world; s.rank++) {
         const uint32_t count = schedule_micros(&s, step, micros);
         EXPECT(schedule_takes_part(&s, step) || count == 0);
-        EXPECT_EQ(count % s.accumulate, 0);
+        EXPECT_EQ(count % (s.together == 1 ? s.accumulate : 1), 0);
         for (uint32_t i = 0; i < count; i++) {
             EXPECT(i == 0 || micros[i] > micros[i - 1]);
             EXPECT_EQ(owner[micros[i]], UINT32_MAX);
@@ -305,7 +305,7 @@ static void check_share(struct schedule_share s, uint64_t step)
     }
     for (uint32_t i = 0; i < s.micro_batches; i++) {
         EXPECT(owner[i] < s.world);
-        EXPECT_EQ(owner[i], owner[i / s.accumulate * s.accumulate]);
+        EXPECT_EQ(owner[i] / s.together, owner[i / s.accumulate * s.accumulate] / s.together);
     }
 }
 
@@ -316,15 +316,41 @@ TEST(micro_batches_are_shared_out_completely)
             for (uint64_t step = 0; step < 6; step++)
                 check_share((struct schedule_share){ .micro_batches = 12,
                                                      .accumulate = accumulate,
+                                                     .together = 1,
                                                      .world = world,
                                                      .stop_rank = world - 1,
                                                      .stop_at = 3 },
                             step);
-    const struct schedule_share gone = {
-        .micro_batches = 4, .accumulate = 1, .rank = 1, .world = 2, .stop_rank = 1, .stop_at = 3
-    };
+    const struct schedule_share gone = { .micro_batches = 4,
+                                         .accumulate = 1,
+                                         .together = 1,
+                                         .rank = 1,
+                                         .world = 2,
+                                         .stop_rank = 1,
+                                         .stop_at = 3 };
     EXPECT(schedule_takes_part(&gone, 2));
     EXPECT(!schedule_takes_part(&gone, 3));
+}
+
+TEST(workers_of_a_host_share_each_of_its_groups)
+{
+    for (uint32_t together = 2; together < 5; together++)
+        for (uint32_t hosts = 1; hosts < 4; hosts++)
+            check_share((struct schedule_share){ .micro_batches = 24,
+                                                 .accumulate = 4,
+                                                 .together = together,
+                                                 .world = hosts * together },
+                        0);
+    struct options o;
+    struct shd_err e;
+    EXPECT_OK(parse("--micro-batches 8 --accumulate host:4", &o, &e), &e);
+    EXPECT(o.chosen.accumulate == 4 && o.chosen.policy.sums == SHD_SUMS_HOST);
+    EXPECT_EQ(parse("--micro-batches 8 --accumulate host:4 --elastic", &o, &e), SHD_ENOTSUP);
+    EXPECT_HAS(e.text, "local:4");
+    EXPECT_EQ(parse("--micro-batches 8 --accumulate hosts:4", &o, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "owner, local:A or host:A");
+    EXPECT_EQ(parse("--micro-batches 8 --accumulate host:3", &o, &e), SHD_ERANGE);
+    EXPECT_HAS(e.text, "must divide");
 }
 
 TEST_MAIN()
