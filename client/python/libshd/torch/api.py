@@ -39,7 +39,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
           publish: Optional[torch.dtype] = None, grad_dtype: Optional[torch.dtype] = None,
           restore: Optional[str] = None, timeout: Optional[float] = None, device: Any = None,
           guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False, moments: str = 'f32',
-          merge: Optional[Merge] = None) -> tuple[nn.Module, Optimizer]:
+          merge: Optional[Merge] = None, sums: str = 'own') -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
 
     policy      what a worker holds when: ZeRO3(), ZeRO2(), ZeRO1(), DDP(). Results do not depend on it.
@@ -83,11 +83,14 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
                 merge now and then (docs/local-steps.md)
     moments     of the optimizer, as the owners keep them: 'f32', or 'int8', which is 2 bytes of a parameter where
                 AdamW's are 8, by block-wise dynamic quantization (docs/numerics.md)
+    sums        'host': workers of a host add up what each has computed and return that once (docs/hosts.md). The
+                bits are of $LOCAL_WORLD_SIZE, which is the micro-batches of a sum. 'own': each worker returns its own
     """
     check.check_two(module, optimizer)
     check.check_choice('grads', grads, 'stream', 'step')
     check.check_choice('loss', loss, 'mean', 'sum')
     check.check_choice('moments', moments, 'f32', 'int8')
+    check.check_choice('sums', sums, 'own', 'host')
     check.check_count('accumulate', accumulate, 1)
     check.check_count('micro_batches', micro_batches, 0)
     check.check_count('micro_batches_max', micro_batches_max, 0)
@@ -117,6 +120,10 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     if verify_every and not micro_batches:
         raise InvalidArgument(f'verify_every={verify_every}: a fixed share is computed by nobody else; say '
                               'shard(micro_batches=…) and train by leases()')
+    summed = place.summed() if sums == 'host' else 1
+    if summed > 1 and micro_batches:
+        raise NotSupported("sums='host' with micro_batches: what leases() hands out is computed by one worker; leave out "
+                           'micro_batches, or sums')
     if restore is not None:
         name = attach.restored_name(restore, name)
     name = name or type(module).__name__
@@ -130,11 +137,11 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
         unit.index, unit.align = index, 64 if moments == 'int8' else 32
     dtype, where = layout.dtype_of(parts), device_of((part for unit in parts for part in unit.parts), device)
     spec = layout.spec_of(every, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
-                          grad_dtype, verify_every, guard, guard_audit, micro_batches_max, moments)
+                          grad_dtype, verify_every, guard, guard_audit, micro_batches_max, moments, summed)
 
     def begin(session: Session) -> Engine:
         model = attach.open_model(session, spec, name, every, place.rank == 0, timeout, init, restore)
-        model.set_policy(**policy.fields())
+        model.set_policy(**policy.fields(), sums=_c.SHD_SUMS_HOST if summed > 1 else _c.SHD_SUMS_OWN)
         where.check_path(model, policy)
         with begun(model, merge, place.rank > 0 and not micro_batches, timeout) as merger:
             return Engine(module, model, parts, place, policy, device=where, buffers=Buffers(model, statistics, where),

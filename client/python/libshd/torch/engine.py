@@ -20,8 +20,9 @@ import torch
 from torch import nn
 
 from .. import _c
-from ..errors import InternalError, Misuse, NotSupported, StepReset, WrongStep
+from ..errors import InternalError, InvalidArgument, Misuse, NotSupported, StepReset, WrongStep
 from ..session import Model, Result
+from . import check
 from .buffers import Buffers
 from .device import DTYPES, Device
 from .guard import PENDING, guard, unguard
@@ -45,6 +46,14 @@ class Place(NamedTuple):
 
     def micro(self, backward: int) -> int:
         return backward * self.world + self.rank
+
+    def summed(self) -> int:
+        """Micro-batches that the workers of a host make of one backward(), each of them one: neighbours, by rank."""
+        here = check.number_from('LOCAL_WORLD_SIZE', self.world)
+        if here < 1 or self.world % here:
+            raise InvalidArgument(f"sums='host' with WORLD_SIZE={self.world}, LOCAL_WORLD_SIZE={here} in the environment: "
+                                  'there have to be as many workers on each host')
+        return here
 
 
 def engine_of(module: nn.Module) -> 'Engine':

@@ -212,7 +212,7 @@ def group_optimizer(optimizer: torch.optim.Optimizer, at: int) -> Optional[dict[
 def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, micro_batches: int,
             publish: torch.dtype, grad_dtype: Optional[torch.dtype] = None,
             verify_every: int = 0, guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False,
-            micro_batches_max: int = 0, moments: str = 'f32') -> str:
+            micro_batches_max: int = 0, moments: str = 'f32', accumulate: int = 1) -> str:
     """The model's specification, in JSON (docs/protocol.md)."""
     # Rates are those of each step, so the specification has none. As in PyTorch, what had no gradient stays.
     groups: list[dict[str, Any]] = [{'name': f'group{at}', 'idle': 'skip'}
@@ -226,6 +226,8 @@ def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, 
     rules |= {'guard_audit': True} if guard_audit else {}
     if micro_batches_max > micro_batches:
         rules['micro_batches_max'] = micro_batches_max
+    if accumulate > 1:
+        rules['accumulate'] = accumulate
     owners = optimizer_spec(optimizer) | ({'moments': moments} if moments != 'f32' else {})
     return json.dumps(rules | ({'guard': list(guard)} if guard else {}) | {
         'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[publish],

@@ -13,7 +13,7 @@ import threading
 import unittest
 
 import torch_run
-from torch_run import run
+from torch_run import first, kill_here, run
 
 if __name__ == '__main__':
     torch_run.start(sys.argv[1])
@@ -208,6 +208,23 @@ class Numbers(unittest.TestCase):
 
     def test_mlp_of_two_workers_with_two_batches_each(self):
         self.compare(Mlp, 'mlp-2', 10, world=2, accumulate=2)
+
+    def test_workers_of_a_host_that_sum_together(self):
+        def die(step):
+            if step in (2, 6) and int(os.environ['RANK']) == 3 and first(DAEMONS, f'sums-{step}'):
+                kill_here()
+        reference = run(lambda: plain(Mlp, 10, 4, 2))[0]
+        moved = run(lambda: plain(Mlp, 10, 4, 2, noise=True))[0]
+        noise = max(abs(a - b) for x, y in zip(reference, moved) for a, b in zip(x, y))
+        whole = run(sharded(Mlp, 'sums', 10, 2, sums='host'), 4)
+        killed = run(sharded(Mlp, 'sums-killed', 10, 2, sums='host', fault=die), 4)
+        own = run(sharded(Mlp, 'sums-own', 10, 2), 4)
+        self.assertEqual(len({digest for _, digest in whole + killed}), 1)
+        self.assertNotEqual(whole[0][1], own[0][1])  # rounded elsewhere
+        for step, losses in enumerate(reference):
+            for micro, loss in enumerate(losses):
+                self.assertAlmostEqual(whole[micro % 4][0][step][micro // 4], loss, delta=NOISE * noise + 1e-6)
+            self.assertAlmostEqual(whole[0][0][step][-1], sum(losses) / len(losses), delta=NOISE * noise + 1e-6)
 
     def test_cnn_with_batch_norm(self):
         self.compare(lambda: Cnn(True), 'cnn-1', 8)
