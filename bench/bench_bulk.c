@@ -1,15 +1,17 @@
 /* Bytes between two relays (daemon/relay/bulk.h) over loopback: rate, and processor time of both
- * ends for each GB, in turn with what the same bytes cost without TLS and with iperf3.
+ * ends for each GB, in turn with what the same bytes cost without TLS and by others.
  *
  *   tls     frames by bulk.h as relays send them, from a ring of memory to another one
  *   plain   the same frames and rings by send() and recv() alone: what TLS, and waiting by poll(),
  *           are beside. Relays have no such way
- *   iperf3  its own loop, which sends and receives one buffer that stays in the cache; left out
- *           where there is none
+ *   zmq     the same rings by ZeroMQ's PUSH and PULL, a message a frame, which is copied to its
+ *           place as it comes; curve: likewise under CURVE
+ *   ucx     ucx_perftest's tagged messages of a frame, over TCP
+ *   iperf3  its own loop, which sends and receives one buffer that stays in the cache
  *
- * Time runs from the first frame's head to the last frame's end at the receiver, so handshakes and
- * starts are not in it; of iperf3 the rate is its own and the processor time that of both processes
- * as a whole.
+ * The last two are left out where they are not installed. Time runs from the first frame's head to
+ * the last frame's end at the receiver, so handshakes and starts are not in it; of ucx and iperf3
+ * the rate is their own and the processor time that of both processes as a whole.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -30,6 +32,8 @@
 #include <jansson.h>
 
 #include "bench/bench.h"
+#include "bench/bulk_others.h"
+#include "bench/bulk_way.h"
 #include "daemon/relay/bulk.h"
 #include "daemon/relay/bulk_head.h"
 #include "daemon/relay/frames.h"
@@ -37,132 +41,89 @@
 #include "proto/base/clock.h"
 #include "proto/share/listen.h"
 
-#define MEET_NS    (20 * NS_PER_S)
 #define PATH_BYTES 256u
-#define ANSWER_MAX ((size_t)1 << 20)
 
-struct way {
-    const char *name;
-    struct stat_series rate, cpu; /* GB/s; s/GB */
-};
+enum { TLS, PLAIN, ZMQ, CURVE, UCX, IPERF, WAYS };
 
 struct bench {
-    struct way tls, plain, iperf;
+    struct bulk_way ways[WAYS];
+    bool out[WAYS]; /* not there: left out */
     uint32_t rounds, mib, frame_kib, ring_mib;
-    uint64_t bytes, frame_bytes, ring_bytes;
-    uint8_t *from, *to; /* rings, mapped */
-    struct shared {     /* with the child that sends */
-        double cpu_s;
-    } * shared;
+    struct bulk_rings rings;
     char dir[PATH_BYTES], file[PATH_BYTES + 16];
     int listener;
     struct bulk_keys *a, *b; /* a listens */
-    char port[8];            /* of iperf3 */
-    bool has_iperf, as_json;
+    char port[8];            /* of others */
+    bool as_json;
 };
 
-struct received { /* by this process */
+struct receiving { /* ctx of the hooks */
     struct bench *b;
-    uint64_t placed, done, begin_ns, end_ns;
-    double begin_cpu_s, cpu_s;
+    struct bulk_received got;
 };
-
-static double cpu_s(const struct rusage *u)
-{
-    return (double)(u->ru_utime.tv_sec + u->ru_stime.tv_sec) +
-           (double)(u->ru_utime.tv_usec + u->ru_stime.tv_usec) * 1e-6;
-}
-
-static double own_cpu_s(void)
-{
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return cpu_s(&u);
-}
 
 /* -- Both ends --------------------------------------------------------------------------------- */
 
-static uint64_t ring_at(const struct bench *b, uint64_t position)
-{
-    return position % b->ring_bytes;
-}
-
-static void begin_receiving(struct received *got)
-{
-    if (got->placed > 0)
-        return;
-    got->begin_ns = clock_now_ns();
-    got->begin_cpu_s = own_cpu_s();
-}
-
-static void end_receiving(struct received *got)
-{
-    if (got->done < got->b->bytes)
-        return;
-    got->end_ns = clock_now_ns();
-    got->cpu_s = own_cpu_s() - got->begin_cpu_s;
-}
-
 static int place(void *ctx, const struct bulk_head *head, void **ret_to, struct shd_err *e)
 {
-    struct received *got = ctx;
-    if (head->bytes != got->b->frame_bytes)
+    struct bulk_received *got = &((struct receiving *)ctx)->got;
+    if (head->bytes != got->rings->frame_bytes)
         return err_set(e, SHD_EPROTO, "a frame of %" PRIu64 " bytes", head->bytes);
-    begin_receiving(got);
-    *ret_to = got->b->to + ring_at(got->b, got->placed);
+    bulk_begin(got);
+    *ret_to = got->rings->to + bulk_ring_at(got->rings, got->placed);
     got->placed += head->bytes;
     return SHD_OK;
 }
 
 static int done(void *ctx, const struct bulk_head *head, void *payload, struct shd_err *e)
 {
-    struct received *got = ctx;
+    struct receiving *receiving = ctx;
     (void)payload;
     (void)e;
-    got->done += head->bytes;
-    end_receiving(got);
+    bulk_took(&receiving->got, head->bytes);
     return SHD_OK;
 }
 
 static struct bulk_head head_at(const struct bench *b, uint64_t position)
 {
-    return (struct bulk_head){
-        .type = FRAME_BYTES, .id = 1, .at = ring_at(b, position), .bytes = b->frame_bytes
-    };
+    return (struct bulk_head){ .type = FRAME_BYTES,
+                               .id = 1,
+                               .at = bulk_ring_at(&b->rings, position),
+                               .bytes = b->rings.frame_bytes };
 }
 
 static int send_tls(const struct bench *b, struct shd_err *e)
 {
     struct bulk *bulk;
-    int r = bulk_dial(b->b, "a", MEET_NS, &bulk, e);
+    int r = bulk_dial(b->b, "a", BULK_MEET_NS, &bulk, e);
     if (r != SHD_OK)
         return r;
-    const double before = own_cpu_s();
-    for (uint64_t sent = 0; r == SHD_OK && sent < b->bytes; sent += b->frame_bytes) {
+    const double before = bulk_own_cpu_s();
+    for (uint64_t sent = 0; r == SHD_OK && sent < b->rings.bytes; sent += b->rings.frame_bytes) {
         const struct bulk_head head = head_at(b, sent);
-        r = bulk_send(bulk, &head, b->from + head.at, e);
+        r = bulk_send(bulk, &head, b->rings.from + head.at, e);
     }
-    b->shared->cpu_s = own_cpu_s() - before;
+    b->rings.shared->cpu_s = bulk_own_cpu_s() - before;
     bulk_close(bulk);
     return r;
 }
 
-static int receive_tls(struct received *got, int fd, struct shd_err *e)
+static int receive_tls(struct receiving *to, int fd, struct shd_err *e)
 {
-    const struct bulk_hooks hooks = { .place = place, .done = done, .ctx = got };
+    const struct bulk_hooks hooks = { .place = place, .done = done, .ctx = to };
     struct bulk *bulk;
-    int r = bulk_accept(got->b->a, fd, MEET_NS, &bulk, e);
+    int r = bulk_accept(to->b->a, fd, BULK_MEET_NS, &bulk, e);
     if (r != SHD_OK)
         return r;
     bulk_set_hooks(bulk, &hooks);
-    while (r >= SHD_OK && got->done < got->b->bytes) {
+    while (r >= SHD_OK && to->got.done < to->b->rings.bytes) {
         struct pollfd p = { .fd = bulk_fd(bulk), .events = POLLIN };
         if (r == SHD_OK)
             poll(&p, 1, 1000);
         r = bulk_receive(bulk, e);
     }
     bulk_close(bulk);
-    return got->done == got->b->bytes ? SHD_OK : r;
+    return to->got.done == to->b->rings.bytes ? SHD_OK : r;
 }
 
 static int connect_plain(const struct bench *b, int *ret_fd, struct shd_err *e)
@@ -194,16 +155,16 @@ static int send_plain(const struct bench *b, struct shd_err *e)
 {
     int fd = -1;
     int r = connect_plain(b, &fd, e);
-    const double before = own_cpu_s();
-    for (uint64_t sent = 0; r == SHD_OK && sent < b->bytes; sent += b->frame_bytes) {
+    const double before = bulk_own_cpu_s();
+    for (uint64_t sent = 0; r == SHD_OK && sent < b->rings.bytes; sent += b->rings.frame_bytes) {
         const struct bulk_head head = head_at(b, sent);
         uint8_t wire[BULK_HEAD_BYTES];
         bulk_head_pack(&head, wire);
         r = send_all(fd, wire, sizeof wire, MSG_MORE, e);
         if (r == SHD_OK)
-            r = send_all(fd, b->from + head.at, head.bytes, 0, e);
+            r = send_all(fd, b->rings.from + head.at, head.bytes, 0, e);
     }
-    b->shared->cpu_s = own_cpu_s() - before;
+    b->rings.shared->cpu_s = bulk_own_cpu_s() - before;
     return r;
 }
 
@@ -218,22 +179,22 @@ static int receive_all(int fd, uint8_t *to, uint64_t bytes, struct shd_err *e)
     return SHD_OK;
 }
 
-static int receive_plain(struct received *got, int fd, struct shd_err *e)
+static int receive_plain(struct receiving *to, int fd, struct shd_err *e)
 {
     int r = fcntl(fd, F_SETFL, 0) == 0 ? SHD_OK : err_sys(e, SHD_EIO, "fcntl");
-    while (r == SHD_OK && got->done < got->b->bytes) {
+    while (r == SHD_OK && to->got.done < to->b->rings.bytes) {
         uint8_t wire[BULK_HEAD_BYTES];
         struct bulk_head head;
-        void *to;
+        void *at;
         r = receive_all(fd, wire, sizeof wire, e);
         if (r == SHD_OK)
             r = bulk_head_unpack(wire, &head, e);
         if (r == SHD_OK)
-            r = place(got, &head, &to, e);
+            r = place(to, &head, &at, e);
         if (r == SHD_OK)
-            r = receive_all(fd, to, head.bytes, e);
+            r = receive_all(fd, at, head.bytes, e);
         if (r == SHD_OK)
-            r = done(got, &head, to, e);
+            r = done(to, &head, at, e);
     }
     close(fd);
     return r;
@@ -242,149 +203,54 @@ static int receive_plain(struct received *got, int fd, struct shd_err *e)
 static int accept_one(const struct bench *b, int *ret_fd, struct shd_err *e)
 {
     struct pollfd p = { .fd = b->listener, .events = POLLIN };
-    if (poll(&p, 1, (int)(MEET_NS / NS_PER_MS)) != 1)
+    if (poll(&p, 1, (int)(BULK_MEET_NS / NS_PER_MS)) != 1)
         return err_set(e, SHD_ETIMEDOUT, "nobody connects");
     *ret_fd = accept4(b->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     return *ret_fd >= 0 ? SHD_OK : err_sys(e, SHD_EIO, "accept");
 }
 
 /* A child sends, this process receives. */
-static int measure(struct bench *b, struct way *way, bool counts, struct shd_err *e)
+static int measure(struct bench *b, uint32_t way, bool counts, struct shd_err *e)
 {
-    struct received got = { .b = b };
-    const bool tls = way == &b->tls;
+    struct receiving to = { .b = b, .got.rings = &b->rings };
     int fd = -1, status;
     const pid_t child = fork();
     if (child < 0)
         return err_sys(e, SHD_EIO, "fork");
     if (child == 0) {
-        bench_check(tls ? send_tls(b, e) : send_plain(b, e), e);
+        bench_check(way == TLS ? send_tls(b, e) : send_plain(b, e), e);
         _exit(0);
     }
     int r = accept_one(b, &fd, e);
     if (r == SHD_OK)
-        r = tls ? receive_tls(&got, fd, e) : receive_plain(&got, fd, e);
+        r = way == TLS ? receive_tls(&to, fd, e) : receive_plain(&to, fd, e);
     if (r != SHD_OK)
         kill(child, SIGKILL);
     if (waitpid(child, &status, 0) != child || (r == SHD_OK && status != 0))
         return err_set(e, SHD_EGONE, "the sender ended with status %d", status);
-    if (r != SHD_OK || !counts)
-        return r;
-    stat_add(&way->rate, (double)b->bytes / (double)(got.end_ns - got.begin_ns));
-    stat_add(&way->cpu, (got.cpu_s + b->shared->cpu_s) / ((double)b->bytes * 1e-9));
-    return SHD_OK;
+    if (r == SHD_OK && counts)
+        bulk_count_transfer(&b->ways[way], &to.got);
+    return r;
 }
 
-/* -- iperf3 ------------------------------------------------------------------------------------ */
-
-static pid_t start(char *const argv[], int out)
+static int measure_way(struct bench *b, uint32_t way, bool counts, struct shd_err *e)
 {
-    const pid_t child = fork();
-    if (child != 0)
-        return child;
-    dup2(out, STDOUT_FILENO);
-    execvp(argv[0], argv);
-    _exit(127);
-}
-
-/* What it says until it closes its end. */
-static size_t hear(int fd, char *text, size_t bytes_max)
-{
-    size_t bytes = 0;
-    ssize_t n;
-    while (bytes < bytes_max && (n = read(fd, text + bytes, bytes_max - bytes)) > 0)
-        bytes += (size_t)n;
-    return bytes;
-}
-
-static bool wait_listening(int out)
-{
-    char text[256];
-    const ssize_t n = read(out, text, sizeof text); /* "Server listening on ..." */
-    return n > 0;
-}
-
-static bool is_there(void)
-{
-    char *argv[] = { (char[]){ "iperf3" }, (char[]){ "--version" }, NULL };
-    int status;
-    const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    const pid_t child = start(argv, null);
-    close(null);
-    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
-}
-
-static int rate_of(const char *text, size_t bytes, double *ret_rate, struct shd_err *e)
-{
-    json_t *root = json_loadb(text, bytes, 0, NULL);
-    const json_t *end = json_object_get(root, "end");
-    const double bits = json_number_value(
-        json_object_get(json_object_get(end, "sum_received"), "bits_per_second"));
-    json_decref(root);
-    if (!(bits > 0))
-        return err_set(e, SHD_EPROTO, "iperf3 says nothing of its rate: %.100s", text);
-    *ret_rate = bits / 8e9;
-    return SHD_OK;
-}
-
-static int run_client(struct bench *b, double *ret_rate, double *ret_cpu_s, struct shd_err *e)
-{
-    static char answer[ANSWER_MAX];
-    char bytes_text[32];
-    char *argv[] = { (char[]){ "iperf3" }, (char[]){ "-c" }, (char[]){ "127.0.0.1" },
-                     (char[]){ "-p" },     b->port,          (char[]){ "-J" },
-                     (char[]){ "-n" },     bytes_text,       NULL };
-    int out[2], status;
-    struct rusage usage = { 0 };
-    snprintf(bytes_text, sizeof bytes_text, "%" PRIu64, b->bytes);
-    if (pipe2(out, O_CLOEXEC) < 0)
-        return err_sys(e, SHD_EIO, "pipe");
-    const pid_t child = start(argv, out[1]);
-    close(out[1]);
-    const size_t bytes = hear(out[0], answer, sizeof answer - 1);
-    answer[bytes] = 0;
-    close(out[0]);
-    if (child < 0 || wait4(child, &status, 0, &usage) != child || status != 0)
-        return err_set(e, SHD_EGONE, "iperf3 failed: %.200s", answer);
-    *ret_cpu_s = cpu_s(&usage);
-    return rate_of(answer, bytes, ret_rate, e);
-}
-
-static int measure_iperf(struct bench *b, bool counts, struct shd_err *e)
-{
-    char *argv[] = { (char[]){ "iperf3" },
-                     (char[]){ "-s" },
-                     (char[]){ "-1" },
-                     (char[]){ "-B" },
-                     (char[]){ "127.0.0.1" },
-                     (char[]){ "-p" },
-                     b->port,
-                     (char[]){ "--forceflush" },
-                     NULL };
-    double rate = 0, client_s = 0;
-    struct rusage usage = { 0 };
-    int out[2], status;
-    if (pipe2(out, O_CLOEXEC) < 0)
-        return err_sys(e, SHD_EIO, "pipe");
-    const pid_t server = start(argv, out[1]);
-    close(out[1]);
-    int r = server > 0 && wait_listening(out[0]) ? SHD_OK
-                                                 : err_set(e, SHD_EGONE, "iperf3 -s says nothing");
-    if (r == SHD_OK)
-        r = run_client(b, &rate, &client_s, e);
-    if (r != SHD_OK && server > 0)
-        kill(server, SIGKILL);
-    while (r == SHD_OK && hear(out[0], (char[4096]){ 0 }, 4096) > 0) {
+    struct bulk_way uncounted = { .name = "" };
+    struct bulk_way *to = counts ? &b->ways[way] : &uncounted;
+    switch (way) {
+    case ZMQ:
+    case CURVE:
+        return bulk_zmq(&b->rings, way == CURVE, to, e);
+    case UCX:
+        return bulk_ucx(&b->rings, b->port, to, e);
+    case IPERF:
+        return bulk_iperf(&b->rings, b->port, to, e);
+    default:
+        return measure(b, way, counts, e);
     }
-    close(out[0]);
-    if (server > 0 && wait4(server, &status, 0, &usage) != server)
-        return err_sys(e, SHD_EIO, "wait for iperf3");
-    if (r != SHD_OK || !counts)
-        return r;
-    stat_add(&b->iperf.rate, rate);
-    stat_add(&b->iperf.cpu, (client_s + cpu_s(&usage)) / ((double)b->bytes * 1e-9));
-    return SHD_OK;
 }
+
+/* -- Setting up -------------------------------------------------------------------------------- */
 
 /* One that nobody has now. */
 static int find_port(struct bench *b, struct shd_err *e)
@@ -401,8 +267,6 @@ static int find_port(struct bench *b, struct shd_err *e)
         snprintf(b->port, sizeof b->port, "%s", strrchr(name, ':') + 1);
     return r;
 }
-
-/* -- Setting up -------------------------------------------------------------------------------- */
 
 static int add_host(struct bench *b, struct cluster *cluster, const char *name, const char *address,
                     struct shd_err *e)
@@ -467,52 +331,48 @@ static void *map_ring(uint64_t bytes)
 
 static int map_rings(struct bench *b, struct shd_err *e)
 {
-    b->frame_bytes = (uint64_t)b->frame_kib << 10;
-    b->ring_bytes = (uint64_t)b->ring_mib << 20;
-    if (b->ring_bytes % b->frame_bytes != 0)
+    b->rings.frame_bytes = (uint64_t)b->frame_kib << 10;
+    b->rings.ring_bytes = (uint64_t)b->ring_mib << 20;
+    if (b->rings.ring_bytes % b->rings.frame_bytes != 0)
         return err_set(e, SHD_EINVAL, "a ring of %" PRIu32 " MiB is no multiple of %" PRIu32 " KiB",
                        b->ring_mib, b->frame_kib);
-    b->bytes = ((uint64_t)b->mib << 20) / b->frame_bytes * b->frame_bytes;
-    if (b->bytes == 0)
+    b->rings.bytes = ((uint64_t)b->mib << 20) / b->rings.frame_bytes * b->rings.frame_bytes;
+    if (b->rings.bytes == 0)
         return err_set(e, SHD_EINVAL, "%" PRIu32 " MiB are no frame", b->mib);
-    b->from = map_ring(b->ring_bytes);
-    b->to = map_ring(b->ring_bytes);
-    b->shared = map_ring(4096);
-    return b->from != NULL && b->to != NULL && b->shared != NULL
+    b->rings.from = map_ring(b->rings.ring_bytes);
+    b->rings.to = map_ring(b->rings.ring_bytes);
+    b->rings.shared = map_ring(4096);
+    return b->rings.from != NULL && b->rings.to != NULL && b->rings.shared != NULL
                ? SHD_OK
                : err_set(e, SHD_ENOMEM, "no memory for two rings of %" PRIu32 " MiB", b->ring_mib);
 }
 
 /* -- Reporting --------------------------------------------------------------------------------- */
 
-static void report_way(const struct bench *b, const struct way *way)
+static void report_way(const struct bench *b, const struct bulk_way *way)
 {
+    const struct bulk_way *tls = &b->ways[TLS];
     char name[64];
     snprintf(name, sizeof name, "bulk.%s.rate", way->name);
     stat_print(b->as_json, name, "GB/s", &way->rate);
     snprintf(name, sizeof name, "bulk.%s.cpu", way->name);
     stat_print(b->as_json, name, "s/GB", &way->cpu);
-}
-
-static void report_ratio(const struct bench *b, const char *what, const struct stat_series *a,
-                         const struct stat_series *other)
-{
-    const struct stat_series ratio = stat_ratio(a, other);
-    stat_print(b->as_json, what, "", &ratio);
+    if (way == tls)
+        return;
+    const struct stat_series rate = stat_ratio(&tls->rate, &way->rate);
+    const struct stat_series cpu = stat_ratio(&tls->cpu, &way->cpu);
+    snprintf(name, sizeof name, "bulk.tls_over_%s.rate", way->name);
+    stat_print(b->as_json, name, "", &rate);
+    snprintf(name, sizeof name, "bulk.tls_over_%s.cpu", way->name);
+    stat_print(b->as_json, name, "", &cpu);
 }
 
 static void report(const struct bench *b)
 {
     stat_print_head(b->as_json);
-    report_way(b, &b->tls);
-    report_way(b, &b->plain);
-    report_ratio(b, "bulk.tls_over_plain.rate", &b->tls.rate, &b->plain.rate);
-    report_ratio(b, "bulk.tls_over_plain.cpu", &b->tls.cpu, &b->plain.cpu);
-    if (!b->has_iperf)
-        return;
-    report_way(b, &b->iperf);
-    report_ratio(b, "bulk.tls_over_iperf3.rate", &b->tls.rate, &b->iperf.rate);
-    report_ratio(b, "bulk.tls_over_iperf3.cpu", &b->tls.cpu, &b->iperf.cpu);
+    for (uint32_t way = 0; way < WAYS; way++)
+        if (!b->out[way])
+            report_way(b, &b->ways[way]);
 }
 
 static int run(struct bench *b, struct shd_err *e)
@@ -522,24 +382,31 @@ static int run(struct bench *b, struct shd_err *e)
         r = make_hosts(b, e);
     if (r == SHD_OK)
         r = find_port(b, e);
-    for (uint32_t i = 0; r == SHD_OK && i <= b->rounds; i++) { /* the first one warms up */
-        r = measure(b, &b->tls, i > 0, e);
-        if (r == SHD_OK)
-            r = measure(b, &b->plain, i > 0, e);
-        if (r == SHD_OK && b->has_iperf)
-            r = measure_iperf(b, i > 0, e);
-    }
+    for (uint32_t i = 0; r == SHD_OK && i <= b->rounds; i++) /* the first one warms up */
+        for (uint32_t way = 0; r == SHD_OK && way < WAYS; way++)
+            if (!b->out[way])
+                r = measure_way(b, way, i > 0, e);
     if (r == SHD_OK)
         report(b);
     remove_hosts(b);
     return r;
 }
 
+static void leave_out(struct bench *b, uint32_t way, bool there, const char *what)
+{
+    b->out[way] = !there;
+    if (!there)
+        fprintf(stderr, "bulk.%s: left out, there is no %s\n", b->ways[way].name, what);
+}
+
 int main(int argc, char **argv)
 {
-    static struct bench b = { .tls.name = "tls",
-                              .plain.name = "plain",
-                              .iperf.name = "iperf3",
+    static struct bench b = { .ways = { { .name = "tls" },
+                                        { .name = "plain" },
+                                        { .name = "zmq" },
+                                        { .name = "curve" },
+                                        { .name = "ucx" },
+                                        { .name = "iperf3" } },
                               .rounds = 7,
                               .mib = 1024,
                               .frame_kib = 16384,
@@ -556,17 +423,17 @@ int main(int argc, char **argv)
     const struct flags flags = {
         .usage = "bench_bulk [flags]",
         .about = "Rate and processor time of both ends, for bytes between two relays over "
-                 "loopback: by TLS as\nthey send them, without it, and by iperf3, one transfer of "
-                 "each in turn.",
+                 "loopback: by TLS as\nthey send them, without it, by ZeroMQ, UCX's own test and "
+                 "iperf3, one transfer of each in turn.",
         .table = table,
         .count = ARRAY_SIZE(table),
     };
     struct shd_err e = { 0 };
     bench_flags(&flags, argc, argv, NULL);
     signal(SIGPIPE, SIG_IGN);
-    b.has_iperf = is_there();
-    if (!b.has_iperf)
-        fprintf(stderr, "bench_bulk: there is no iperf3, which is left out\n");
+    leave_out(&b, CURVE, bulk_has_curve(), "CURVE in this libzmq");
+    leave_out(&b, UCX, bulk_has("ucx_perftest", "-h"), "ucx_perftest");
+    leave_out(&b, IPERF, bulk_has("iperf3", "--version"), "iperf3");
     bench_check(run(&b, &e), &e);
     return 0;
 }

@@ -15,12 +15,12 @@ build_packages="gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler
 data_packages="fortunes"
 # Versions by name, so that both distributions agree about format and findings.
 # clang-14 with its run time for scripts/fuzz.sh; systemd for a test of the units (nothing boots it).
-# Slurm and munge for a test of examples/slurm, which starts its own, as one of arbiters does with etcd; iperf3 to measure beside; ip
+# Slurm and munge for a test of examples/slurm, which starts its own, as one of arbiters does with etcd; iperf3 and UCX's own test to measure beside; ip
 # and fuser for hosts that are namespaces.
 # g++ compiles the GPU kernels for the host, for their tests; without it those are left out.
 dev_packages="g++ clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev shellcheck python3 python3-venv procps
     universal-ctags systemd dpkg-dev lintian mandoc tmux curl
-    slurmctld slurmd slurm-client munge etcd-server iperf3 iproute2 psmisc"
+    slurmctld slurmd slurm-client munge etcd-server iperf3 ucx-utils iproute2 psmisc"
 
 # For the test of the page. Ubuntu has it as a snap alone, which does not run everywhere.
 browser=chromium
