@@ -120,6 +120,7 @@ struct map_model {
     uint64_t viewed_rewound; /* the last rewind that was done before that; 0: none */
     uint64_t rewound;        /* the attempt that began with the last rewind it knows of; 0: none */
     void (*answered)(struct shd_model *m, const struct map_answer *a); /* NULL: nobody asks */
+    void (*look)(struct shd_model *m); /* in each hub_poll(): may set m->fault; NULL: likewise */
 };
 
 #endif

@@ -478,8 +478,11 @@ void reopen_look(void *ctx)
     const struct shd_session *s = ctx;
     if (s->opening != NULL)
         nccl_look(s->opening);
-    for (struct shd_model *m = s->models; m != NULL; m = m->next)
+    for (struct shd_model *m = s->models; m != NULL; m = m->next) {
         nccl_look(m);
+        if (m->map != NULL && m->map->look != NULL)
+            m->map->look(m);
+    }
 }
 
 int reopen_models(void *ctx, struct link *link, struct shd_err *e)

@@ -45,7 +45,10 @@ struct hostsum {
     uint8_t *answered;       /* owned, [units * answered_bytes]: a bit for each member */
     uint32_t answered_bytes;
     struct buffers in; /* of scratch */
+    uint64_t look_ns;  /* when the file is to be looked for */
 };
+
+#define LOOK_NS (200 * NS_PER_MS)
 
 static struct hostsum *of(const struct shd_model *m)
 {
@@ -56,6 +59,23 @@ static struct hostsum *of(const struct shd_model *m)
 /* -- Joining ----------------------------------------------------------------------------------- */
 
 static void answered(struct shd_model *m, const struct map_answer *a);
+
+/* Who joins where the file was removed is not among those who have it: they would wait for each
+ * other for ever. */
+static void look(struct shd_model *m)
+{
+    struct hostsum *h = of(m);
+    const uint64_t now_ns = clock_now_ns();
+    if (now_ns < h->look_ns || m->fault.code != SHD_OK)
+        return;
+    h->look_ns = now_ns + LOOK_NS;
+    if (!hostsum_file_is_there(&h->file))
+        err_set(&m->fault, SHD_EGONE,
+                "%s, in which workers of this host sum, was removed (logind does so as a user logs "
+                "out, unless RemoveIPC=no): who has begun since sums elsewhere; end the workers of "
+                "this host, and start them again",
+                h->file.path);
+}
 
 int hostsum_join(struct shd_model *m, struct hostsum **ret_sums, struct shd_err *e)
 {
@@ -79,6 +99,7 @@ int hostsum_join(struct shd_model *m, struct hostsum **ret_sums, struct shd_err 
         return r;
     }
     m->map->answered = answered;
+    m->map->look = look;
     *ret_sums = h;
     return SHD_OK;
 }

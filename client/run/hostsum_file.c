@@ -115,8 +115,7 @@ static int check_own(const struct hostsum_file *f, struct shd_err *e)
                    (unsigned)geteuid());
 }
 
-/* It may have been removed between open() and the lock: then another one is there, or none. */
-static bool is_there(const struct hostsum_file *f)
+bool hostsum_file_is_there(const struct hostsum_file *f)
 {
     struct stat own, there;
     return fstat(f->fd, &own) == 0 && stat(f->path, &there) == 0 && own.st_ino == there.st_ino &&
@@ -140,7 +139,7 @@ static int open_file(struct hostsum_file *f, struct shd_err *e)
         int r = check_own(f, e);
         if (r == SHD_OK)
             r = hostsum_file_lock(f, e);
-        if (r == SHD_OK && is_there(f))
+        if (r == SHD_OK && hostsum_file_is_there(f)) /* not removed between open() and the lock */
             return SHD_OK;
         close_file(f);
         if (r != SHD_OK)

@@ -71,6 +71,9 @@ void hostsum_file_leave(struct hostsum_file *f); /* one that did not join: a no-
 int hostsum_file_lock(struct hostsum_file *f, struct shd_err *e);
 void hostsum_file_unlock(struct hostsum_file *f);
 
+/* Is the file where who joins finds it? */
+bool hostsum_file_is_there(const struct hostsum_file *f);
+
 /* Is it there, this one too? One that cannot be is not. */
 bool hostsum_file_lives(const struct hostsum_file *f, uint32_t member);
 

@@ -399,6 +399,24 @@ TEST(nothing_is_left_also_of_who_was_killed)
     fixture_stop(&daemons);
 }
 
+TEST(a_file_that_is_removed_is_missed)
+{
+    struct shd_err e = { 0 };
+    char path[300];
+    fixture_start(&daemons, 1, NULL);
+    struct worker a = worker_of(spec_of("removed", 2), PATIENT_MS);
+    EXPECT_OK(give(&a, 0, 1, &e), &e);
+    own_file(path);
+    EXPECT(unlink(path) == 0);
+    const struct shd_update update = toy_update(0);
+    EXPECT_STATUS(shd_commit(a.m, &update, NULL, &e), SHD_EGONE); /* waits for the others */
+    EXPECT_STATUS(give(&a, 2, 1, &e), SHD_EGONE);
+    EXPECT_HAS(e.text, path);
+    EXPECT_HAS(e.text, "RemoveIPC=no");
+    shd_close(a.s);
+    fixture_stop(&daemons);
+}
+
 /* A fork of a worker, as loaders of data are, does not keep it alive. */
 TEST(a_forked_child_is_no_worker)
 {
