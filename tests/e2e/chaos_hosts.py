@@ -209,13 +209,22 @@ class Run:
         if self.o.verbose:
             say(f'seed {self.seed}: step {self.step}: {kind}')
 
-    def view(self):
-        """Hosts that are out."""
+    def latest(self):
+        """The arbiter's view; as long as there is none nobody is out."""
         names = [n for n in os.listdir(self.path('arbiter')) if re.fullmatch(r'.*\.\d+', n)]
         if not names:
-            return []
+            return {'out': []}
         with open(os.path.join(self.path('arbiter'), max(names, key=lambda n: int(n.rpartition('.')[2]))), encoding='utf-8') as f:
-            return json.load(f)['out']
+            return json.load(f)
+
+    def view(self):
+        """Hosts that are out."""
+        return self.latest()['out']
+
+    def is_filled(self):
+        """All are in, and have all that is theirs: one that is being filled is in, and is lost with the other of its pair."""
+        view = self.latest()
+        return not view['out'] and not any(b['filling'] for b in view.get('behind', []))
 
     # -- Faults ----------------------------------------------------------------------------------
 
@@ -303,7 +312,7 @@ class Run:
         self.until(f'host {host} is out', lambda: self.is_over() or self.view())
         self.start_host(host)
         self.note(f'host {host} comes back, empty')
-        self.until(f'host {host} is filled', lambda: self.is_over() or not self.view())
+        self.until(f'host {host} is filled', lambda: self.is_over() or self.is_filled())
 
     def go(self, kills_max):
         self.begin()
