@@ -154,7 +154,9 @@ lose() { # NODE: with all its processes
     kill -KILL "${slurmd[$1]}"
     soon "the loss of node $1" is_down "$1"
 }
-cut_off() { # NODE: which goes on by itself
+cut_off() { # NODE: which goes on by itself, and does not see $work/shared any more
+    mkdir -p "$work/away"
+    nsenter --target "${slurmd[$1]}" --mount mount --bind "$work/away" "$work/shared"
     ip -n "shdS$$" link set "node$1" down
     soon "the loss of node $1" is_down "$1"
 }
