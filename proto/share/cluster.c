@@ -154,6 +154,21 @@ int cluster_add(struct cluster *cluster, const struct cluster_host *host, struct
     return SHD_OK;
 }
 
+int cluster_move(struct cluster *cluster, const char *name, const char *address, struct shd_err *e)
+{
+    for (uint32_t i = 0; i < cluster->count; i++) {
+        if (strcmp(cluster->hosts[i].name, name) != 0)
+            continue;
+        struct cluster_host moved = cluster->hosts[i];
+        snprintf(moved.address, sizeof moved.address, "%s", address);
+        const int r = check_host(&moved, e);
+        if (r == SHD_OK)
+            cluster->hosts[i] = moved;
+        return r;
+    }
+    return err_set(e, SHD_ENOENT, "there is no host '%.64s'", name);
+}
+
 int cluster_remove(struct cluster *cluster, const char *name, struct shd_err *e)
 {
     for (uint32_t i = 0; i < cluster->count; i++) {

@@ -70,6 +70,9 @@ const struct cluster_host *cluster_by_device(const struct cluster *cluster, cons
  * SHD_ERANGE, SHD_ENOMEM. */
 int cluster_add(struct cluster *cluster, const struct cluster_host *host, struct shd_err *e);
 
+/* A host is at another address; its key and devices stay. Errors: SHD_ENOENT, SHD_EINVAL. */
+int cluster_move(struct cluster *cluster, const char *name, const char *address, struct shd_err *e);
+
 /* Errors: SHD_ENOENT. */
 int cluster_remove(struct cluster *cluster, const char *name, struct shd_err *e);
 

@@ -60,6 +60,21 @@ grep -q "hosts 'a' and 'd' both have a device 'cpu0'" "$work/refusal" || fail "$
 "$bin/shardctl" keys list "$file" >"$work/list"
 expect "$work/list" '^a .*\.\.\.  cpu0,cpu10  its private key is here$'
 expect "$work/list" '^b .*\.\.\.  -  its private key is here$'
+# moved REFUSAL HOST...
+moved() {
+    if "$bin/shardctl" keys move "$file" "${@:2}" 2>"$work/refusal"; then fail "moved: ${*:2}"; fi
+    grep -qF -- "$1" "$work/refusal" || fail "no '$1' in: $(cat "$work/refusal")"
+}
+moved "there is no host 'd'" b=127.0.0.9:1 d=127.0.0.9:1
+moved "address '127.0.0.9' is not HOST:PORT" a=127.0.0.9
+moved "keeps its devices" a=127.0.0.9:1/cpu1
+moved "no host: NAME=ADDRESS:PORT"
+"$bin/shardctl" keys list "$file" | cmp - "$work/list" || fail "a refusal has changed the file"
+"$bin/shardctl" keys move "$file" a=127.0.0.9:1
+sed -E 's/^(a +)[^ ]+ +/\1127.0.0.9:1 /' "$work/list" | tr -s ' ' >"$work/want"
+"$bin/shardctl" keys list "$file" | tr -s ' ' | cmp - "$work/want" || fail "moved: $("$bin/shardctl" keys list "$file")"
+"$bin/shardctl" keys move "$file" a=$address_A
+"$bin/shardctl" keys list "$file" | cmp - "$work/list" || fail "moved back: $("$bin/shardctl" keys list "$file")"
 echo "  what does not fit is refused by name"
 
 # shellcheck disable=SC2119

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """examples/kubernetes: its objects have Kubernetes' schema, and their containers, started by the words that are there as two
-nodes would start them, train through kills and the loss of a pod to the digest of a training in one process.
+nodes would start them, train through kills and the loss of a pod to the digest of a training in one process; with the
+patches of kustomization.yaml, by replicas, through the loss of one pod and, when that is filled, of the other.
 
 A node is a network and a mount namespace. What a kubelet does for these files is done here: volumes (a claim's is a directory
 that both nodes have), a secret's files, users, capabilities, host names, environments, starting again what failed. Not a kubelet's part, and not tried: scheduling, probes' consequences,
@@ -9,6 +10,7 @@ images. Skipped (77) where packages cannot be installed, without root, or withou
   test_kubernetes.py BIN_DIR SOURCE_DIR VENV_DIR
 """
 import contextlib
+import copy
 import os
 import re
 import shutil
@@ -144,6 +146,32 @@ class Cluster:
         unwire(self.nodes)
 
 
+def patched(objects, source):
+    """As by kustomize: patches of RFC 6902 that replace what is there, or add to a list."""
+    import kubernetes_validate  # pylint: disable=import-outside-toplevel
+    import yaml  # pylint: disable=import-outside-toplevel
+    with open(f'{source}/examples/kubernetes/kustomization.yaml', encoding='utf-8') as file:
+        how = yaml.safe_load(file)
+    assert how['kind'] == 'Kustomization' and how['resources'] == ['shardd.yaml', 'workers.yaml'], how
+    objects = copy.deepcopy(objects)
+    for patch in how['patches']:
+        one = objects[patch['target']['kind']]
+        assert one['metadata']['name'] == patch['target']['name'], patch
+        for change in yaml.safe_load(patch['patch']):
+            *path, last = [int(key) if key.isdigit() else key for key in change['path'].split('/')[1:]]
+            at = one
+            for key in path:
+                at = at[key]
+            if last == '-':
+                assert change['op'] == 'add', change
+                at.append(change['value'])
+            else:
+                assert change['op'] == 'replace' and type(at[last]) is type(change['value']), change
+                at[last] = change['value']
+        kubernetes_validate.validate(one, '1.37', strict=True)
+    return objects
+
+
 def load(source):
     import kubernetes_validate  # pylint: disable=import-outside-toplevel
     import yaml  # pylint: disable=import-outside-toplevel
@@ -166,9 +194,10 @@ def check(objects, cluster):
     state, job = objects['StatefulSet'], objects['Job']
     daemons, workers = state['spec']['template']['spec'], job['spec']['template']['spec']
     host = daemons['containers'][0]['command']
-    every = host.index('--checkpoint-every') + 1
-    assert host[every] == '100', host
-    host[every] = '10'  # a short run
+    if '--replicas' not in host:
+        every = host.index('--checkpoint-every') + 1
+        assert host[every] == '100', host
+        host[every] = '10'  # a short run
     labels = state['spec']['template']['metadata']['labels']
     for selector in (objects['Service']['spec']['selector'], objects['PodDisruptionBudget']['spec']['selector']['matchLabels'],
                      state['spec']['selector']['matchLabels']):
@@ -182,11 +211,76 @@ def check(objects, cluster):
     return daemons, workers
 
 
-def run(objects, cluster):
-    job, (daemons, workers) = objects['Job'], check(objects, cluster)
-    want = subprocess.run([f'{cluster.bin}/shd-gpt', '--standalone', *MODEL], check=True, capture_output=True,
+class TooShort(Exception):
+    """The workers have ended before the test has done its part."""
+
+
+def in_one_process(cluster, model):
+    want = subprocess.run([f'{cluster.bin}/shd-gpt', '--standalone', *model], check=True, capture_output=True,
                           text=True).stdout.strip().splitlines()[-1]
     print(f'in one process: {want}')
+    return want
+
+
+def work(cluster, workers, i, more):
+    fields = {"metadata.annotations['batch.kubernetes.io/job-completion-index']": str(i)}
+    return cluster.start(i, f'shd-gpt-{i}', workers, workers['containers'][0], fields, more)
+
+
+def go_on(cluster, steps):
+    def step():
+        found = re.findall(r'^step (\d+)/', cluster.text('shd-gpt-0.worker') + cluster.text('shd-gpt-1.worker'), re.M)
+        return max(map(int, found), default=0)
+
+    end = step() + steps
+    soon(f'step {end}', lambda: step() >= end)
+
+
+def check_digest(cluster, want):
+    got = set(re.findall('^digest .*', cluster.text('shd-gpt-0.worker') + cluster.text('shd-gpt-1.worker'), re.M))
+    if got != {want}:
+        raise SystemExit(f'  FAILED: wanted {want}, got {got}')
+
+
+def lose(cluster, pods, i):
+    """A pod, with what its daemon had. Its successor's volumes are empty ones, but for the claim's."""
+    os.kill(cluster.inner(pods[i]), signal.SIGKILL)
+    soon('the end of a pod', lambda: pods[i].poll() is not None)
+    shutil.rmtree(f'{cluster.work}/node{i}/shardd-{i}-keys')
+
+
+def run_replicas(objects, cluster, steps):
+    daemons, workers = check(objects, cluster)
+    model = [*MODEL, '--steps', str(steps)]
+    want = in_one_process(cluster, model)
+    pods = [cluster.start_pod(i, daemons) for i in (0, 1)]
+    said = re.search(r"export SHARDD_ADDRESS='(.*)'", cluster.text('shardd-0.daemons'))[1]
+    assert workers['containers'][0]['env'][0] == {'name': 'SHARDD_ADDRESS', 'value': said}, said
+    jobs = [work(cluster, workers, i, [*model, '--slow', '20']) for i in (0, 1)]
+
+    def until(what, pattern, name):
+        soon(what, lambda: re.search(pattern, cluster.text(name), re.M) or any(job.poll() is not None for job in jobs))
+        if not re.search(pattern, cluster.text(name), re.M):
+            if max(job.poll() or 0 for job in jobs) > 0:
+                raise SystemExit(f'  FAILED: {what}: workers ended with {[job.poll() for job in jobs]}')
+            raise TooShort
+
+    until('a step', '^step 3/', 'shd-gpt-0.worker')
+    for i in (1, 0):
+        lose(cluster, pods, i)
+        until('the other one alone', f'host shardd-{i} is out', f'shd-gpt-{1 - i}.worker')
+        pods[i] = cluster.start_pod(i, daemons)
+        until('a pod that is filled', f"host 'shardd-{i}' is in again", f'shardd-{i}.daemons')
+    for i in (0, 1):
+        soon(f'the end of worker {i}', lambda i=i: jobs[i].poll() is not None)
+    assert [job.returncode for job in jobs] == [0, 0], jobs  # none was started again
+    check_digest(cluster, want)
+    print('  with replicas one pod lost, and filled, then the other one: same digest')
+
+
+def run(objects, cluster):
+    job, (daemons, workers) = objects['Job'], check(objects, cluster)
+    want, slowly = in_one_process(cluster, MODEL), [*MODEL, '--slow', '8']
     pods = []
     for i in (0, 1):
         pods.append(cluster.start_pod(i, daemons))
@@ -197,35 +291,20 @@ def run(objects, cluster):
     if cluster.start(0, 'shardd-0', daemons, probe, {'metadata.name': 'shardd-0'}).wait():
         raise SystemExit(f'  FAILED: not ready: {cluster.text("shardd-0.probe")}')
 
-    def work(i):
-        fields = {"metadata.annotations['batch.kubernetes.io/job-completion-index']": str(i)}
-        return cluster.start(i, f'shd-gpt-{i}', workers, workers['containers'][0], fields, [*MODEL, '--slow', '8'])
-
-    def step():
-        steps = re.findall(r'^step (\d+)/', cluster.text('shd-gpt-0.worker') + cluster.text('shd-gpt-1.worker'), re.M)
-        return max(map(int, steps), default=0)
-
-    def go_on(steps):
-        end = step() + steps
-        soon(f'step {end}', lambda: step() >= end)
-
-    jobs = [work(0), work(1)]
-    go_on(3)
+    jobs = [work(cluster, workers, i, slowly) for i in (0, 1)]
+    go_on(cluster, 3)
     os.kill(cluster.inner(jobs[1]), signal.SIGKILL)
     soon('the end of a worker', lambda: jobs[1].poll() is not None)
-    go_on(3)  # by the other one
-    jobs[1] = work(1)
-    go_on(3)
+    go_on(cluster, 3)  # by the other one
+    jobs[1] = work(cluster, workers, 1, slowly)
+    go_on(cluster, 3)
     for i, name in ((0, 'cpu0'), (1, 'cpu1')):
         os.kill(cluster.daemon(pods[i], name), signal.SIGKILL)
         soon(f'another {name}', lambda i=i: 'started again' in cluster.text(f'shardd-{i}.daemons'))
-        go_on(3)
+        go_on(cluster, 3)
     latest = f'{cluster.work}/shardd-checkpoints/run1/LATEST'
     soon('a checkpoint', lambda: os.path.exists(latest))
-    # A pod is lost, with what its daemon had. Its successor's volumes are empty ones, but for the claim's.
-    os.kill(cluster.inner(pods[1]), signal.SIGKILL)
-    soon('the end of a pod', lambda: pods[1].poll() is not None)
-    shutil.rmtree(f'{cluster.work}/node1/shardd-1-keys')
+    lose(cluster, pods, 1)
     pods[1] = cluster.start_pod(1, daemons)
     soon('going back', lambda: re.search(r'restored /mnt/checkpoints/run1/step-0*[1-9]', cluster.text('shardd-0.daemons')))
     failed = [0, 0]
@@ -237,15 +316,13 @@ def run(objects, cluster):
         failed[i] += 1
         assert failed[i] <= job['spec']['backoffLimit'] and workers['restartPolicy'] == 'OnFailure'
         time.sleep(min(2 ** failed[i], 10))
-        jobs[i] = work(i)
+        jobs[i] = work(cluster, workers, i, slowly)
         return False
 
     for i in (0, 1):
         soon(f'the end of worker {i}', lambda i=i: ended(i))
     assert min(failed) > 0, f'a worker went on without the state of a pod: {failed}'
-    got = set(re.findall('^digest .*', cluster.text('shd-gpt-0.worker') + cluster.text('shd-gpt-1.worker'), re.M))
-    if got != {want}:
-        raise SystemExit(f'  FAILED: wanted {want}, got {got}')
+    check_digest(cluster, want)
     print('  a worker and both daemons killed, a pod lost: same digest')
     for i, pod in enumerate(pods):
         os.kill(cluster.inner(pod), signal.SIGTERM)
@@ -256,29 +333,43 @@ def run(objects, cluster):
     print('  SIGTERM ends them, and another pod finds the node fit for it')
 
 
+def in_cluster(bin_dir, part, objects, *more):
+    work_dir = tempfile.mkdtemp(prefix='shd-k8s.', dir='/tmp')  # short: sockets
+    os.chmod(work_dir, 0o755)
+    cluster = Cluster(bin_dir, work_dir)
+    try:
+        wire(cluster.nodes, [f'shdk{i}-{os.getpid()}' for i in (0, 1)], '10.79.0')
+        part(objects, cluster, *more)
+    except TooShort:
+        raise
+    except BaseException:
+        for name in sorted(os.listdir(work_dir)):
+            if os.path.isfile(f'{work_dir}/{name}'):
+                print(f'--- {name}\n' + '\n'.join(cluster.text(name).splitlines()[-5:]))
+        raise
+    finally:
+        cluster.close()
+        shutil.rmtree(work_dir)
+
+
 def main():
     bin_dir, venv = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[3])
     into_venv(venv, PACKAGE, 'kubernetes_validate, yaml')
-    objects = load(SOURCE)
+    objects, steps = load(SOURCE), 1000
+    with_replicas = patched(objects, SOURCE)
     if os.geteuid() != 0:
         skip('not root')
     for program in ('ip', 'unshare', 'setpriv'):
         if shutil.which(program) is None:
             skip(f'no {program}')
-    work = tempfile.mkdtemp(prefix='shd-k8s.', dir='/tmp')  # short: sockets
-    os.chmod(work, 0o755)
-    cluster = Cluster(bin_dir, work)
-    try:
-        wire(cluster.nodes, [f'shdk{i}-{os.getpid()}' for i in (0, 1)], '10.79.0')
-        run(objects, cluster)
-    except BaseException:
-        for name in sorted(os.listdir(work)):
-            if os.path.isfile(f'{work}/{name}'):
-                print(f'--- {name}\n' + '\n'.join(cluster.text(name).splitlines()[-5:]))
-        raise
-    finally:
-        cluster.close()
-        shutil.rmtree(work)
+    in_cluster(bin_dir, run, objects)
+    while True:
+        try:
+            in_cluster(bin_dir, run_replicas, with_replicas, steps)
+            break
+        except TooShort:
+            print(f'  {steps} steps are too few')
+            steps *= 3
 
 
 SOURCE = os.path.abspath(sys.argv[2]) if len(sys.argv) == 4 else sys.exit(__doc__)

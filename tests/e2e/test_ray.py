@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """examples/ray in a real Ray cluster of two nodes: a network, mount and pid namespace each, with a raylet in it. Daemons outlive
 the actor that started them and the raylet, and are found again, not started twice; workers whose actor is killed, or whose
-raylet, train on to the digest of a training in one process; keys are made, or given. Skipped (77) where Ray cannot be
-installed, without root, or without namespaces.
+raylet, train on to the digest of a training in one process; keys are made, or given. With replicas and a third node one that
+has daemons is lost, and a spare one filled in its place. Skipped (77) where Ray cannot be installed, without root, or
+without namespaces.
 
   test_ray.py BIN_DIR SOURCE_DIR VENV_DIR
 """
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from nodes import LIMIT_S, into_venv, skip, soon, unwire, wire
+from nodes import LIMIT_S, into_venv, mesh, skip, soon, unwire
 
 PACKAGE = 'ray==2.60.0'
 MODEL = ('--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-every 0 '
@@ -54,7 +55,7 @@ def fail(why):
 
 class Node:
     def __init__(self, cluster, i):
-        self.name, self.ip, self.files = 'ray' + 'ab'[i], f'{NETWORK}.{i + 1}', f'{cluster.work}/node{i}'
+        self.name, self.ip, self.files = 'ray' + 'abc'[i], f'{NETWORK}.{i + 1}', f'{cluster.work}/node{i}'
         self.environment = cluster.environment
         os.mkdir(self.files)
         # pylint: disable-next=consider-using-with
@@ -124,13 +125,13 @@ class Node:
 
 class Cluster:
     def __init__(self, bin_dir, venv, work):
-        self.work, self.nodes, self.nets = work, [], [f'shdR{i}-{os.getpid()}' for i in (0, 1)]
+        self.work, self.nodes, self.nets = work, [], [f'shdR{i}-{os.getpid()}' for i in range(3)]
         self.environment = {'PATH': f'{bin_dir}:{venv}/bin:/usr/sbin:/usr/bin:/sbin:/bin', 'HOME': work, 'LANG': 'C.UTF-8',
                             'PYTHONDONTWRITEBYTECODE': '1', 'RAY_USAGE_STATS_ENABLED': '0',
                             'RAY_worker_niceness': '1', 'RAY_ADDRESS': f'{NETWORK}.1:6379', **PATIENCE}
         os.mkdir(f'{work}/ray')
         with open(f'{work}/hosts', 'w', encoding='ascii') as file:
-            file.write(f'127.0.0.1 localhost\n{NETWORK}.1 raya\n{NETWORK}.2 rayb\n')
+            file.write(f'127.0.0.1 localhost\n{NETWORK}.1 raya\n{NETWORK}.2 rayb\n{NETWORK}.3 rayc\n')
 
     def start(self):
         for i in (0, 1):
@@ -163,16 +164,16 @@ class Cluster:
         unwire(self.nets)
 
 
-def step(cluster):
-    """Of the model, by the first node's daemon: whichever worker prints it may be elsewhere."""
-    said = subprocess.run(cluster.nodes[0].words('shardctl', 'status', '--json', '-d', '/run/shardd'), stdout=subprocess.PIPE,
+def step(cluster, node=0):
+    """Of the model, by the node's daemons: whichever worker prints it may be elsewhere."""
+    said = subprocess.run(cluster.nodes[node].words('shardctl', 'status', '--json', '-d', '/run/shardd'), stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, encoding='utf-8', check=False).stdout
     return max((model['step'] for daemon in json.loads(said or '[]') for model in daemon.get('models', ())), default=0)
 
 
-def go_on(cluster, steps):
-    end = step(cluster) + steps
-    soon(f'step {end}', lambda: step(cluster) >= end)
+def go_on(cluster, steps, node=0):
+    end = step(cluster, node) + steps
+    soon(f'step {end}', lambda: step(cluster, node) >= end)
 
 
 def check_started(cluster):
@@ -253,10 +254,84 @@ def given(cluster):
     print('  a cluster file that is given: daemons of another starter are found')
 
 
-def run(cluster, bin_dir):
-    want = subprocess.run([f'{bin_dir}/shd-gpt', '--standalone', *MODEL], check=True, capture_output=True,
+WORKER = '''#!/bin/sh
+[ -e "${0%/*}/fast" ] || set -- "$@" --slow 20
+exec shd-gpt "$@"
+'''
+
+
+def replicas(cluster, bin_dir):
+    """Two of three nodes have daemons. One of them is lost whole, then all daemons of the other one are killed."""
+    model = [*MODEL, '--steps', '1500']
+    want = in_one_process(bin_dir, model)
+    os.mkdir(shared := f'{cluster.work}/shared', mode=0o700)
+    with open(f'{cluster.work}/worker', 'w', encoding='ascii') as file:
+        file.write(WORKER)
+    os.chmod(file.name, 0o700)
+    cluster.nodes.append(Node(cluster, 2))
+    cluster.start_ray(2, f'--address={NETWORK}.1:6379')
+    first = cluster.nodes[0]
+    for words, why in ((['--replicas', f'{cluster.work}/no'], 'a directory is wanted'),
+                       (['--replicas', shared, '--cluster', 'x'], 'give neither')):
+        if why not in (said := first.tried('python3', f'{EXAMPLE}/shardd_ray.py', '--hosts', '2', *words)):
+            fail(f'no refusal {why}: {said}')
+        cluster.driver('--stop')
+    with open(f'{cluster.work}/driver.out', 'wb') as out:
+        # pylint: disable-next=consider-using-with
+        driver = subprocess.Popen(first.words(
+            'python3', f'{EXAMPLE}/shardd_ray.py', '--hosts', '2', '--replicas', shared, '--', file.name, '--elastic', *model),
+            stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+    def hosts():
+        return [i for i, node in enumerate(cluster.nodes) if node.pids('^shardctl host ')]
+
+    def filled(node):
+        return 'is in again' in cluster.nodes[node].read('/run/shardd.ray/log')
+
+    soon('daemons on two nodes', lambda: len(hosts()) == 2)
+    lost = hosts()[1]  # not the first node: the cluster's own state is there
+    other = hosts()[0]
+    soon('a model', lambda: step(cluster, other) >= 3)
+    spare = ({0, 1, 2} - {lost, other}).pop()
+    os.kill(cluster.nodes[lost].first, signal.SIGKILL)
+    go_on(cluster, 3, other)
+    soon('a spare node in the place of the lost one, and filled', lambda: filled(spare))
+    go_on(cluster, 3, spare)
+    print(f'  with replicas node {lost} is lost: node {spare} is filled in its place')
+    keeper = cluster.nodes[other].pids('^shardctl host ')[0]
+    os.kill(keeper, signal.SIGSTOP)
+    for pid in cluster.nodes[other].pids('^[^ ]*shardd ') + [keeper]:
+        os.kill(pid, signal.SIGKILL)
+    soon('a host whose daemons were killed is filled', lambda: filled(other))
+    go_on(cluster, 3, spare)
+    if driver.poll() is not None:
+        fail('the run is too short')
+    print('  all daemons of the other one killed: filled by what the spare one was filled with')
+    with open(f'{cluster.work}/fast', 'w', encoding='ascii'):
+        pass
+    for pid in sum((node.pids('^shd-gpt ') for node in cluster.nodes), []):
+        os.kill(pid, signal.SIGKILL)
+    soon('the end of the workers', lambda: driver.poll() is not None)
+    got = set(re.findall('^digest .* step=1500$', ''.join(node.printed() for node in cluster.nodes), re.M))
+    if driver.returncode != 0 or got != {want}:
+        fail(f'the driver ended with {driver.returncode}; wanted {want}, got {got}')
+    print('  same digest')
+    cluster.driver('--stop')
+    left = os.listdir(shared) + [name for i in (other, spare) for name in os.listdir(cluster.nodes[i].root('/run'))
+                                 if name.startswith('shardd')]
+    if left or hosts():
+        fail(f'--stop leaves {left}, hosts on {hosts()}')
+
+
+def in_one_process(bin_dir, model):
+    want = subprocess.run([f'{bin_dir}/shd-gpt', '--standalone', *model], check=True, capture_output=True,
                           text=True).stdout.strip().splitlines()[-1]
     print(f'in one process: {want}')
+    return want
+
+
+def run(cluster, bin_dir):
+    want = in_one_process(bin_dir, MODEL)
     cluster.start()
     said = cluster.nodes[0].call('env', f'PYTHONPATH={EXAMPLE}', 'python3', '-c', IMPORTED)
     for words in ('no 3 hosts with 1 free CPUs each in 1 s', 'hosts=1, and there are actors of 2'):
@@ -284,6 +359,8 @@ def run(cluster, bin_dir):
         fail(f'--stop leaves {left}, {cluster.daemons()}')
     soon('the end of the actors', lambda: not any(node.pids('ray::Host') for node in cluster.nodes))
     given(cluster)
+    cluster.driver('--stop')
+    replicas(cluster, bin_dir)
 
 
 def main():
@@ -297,7 +374,7 @@ def main():
     work = tempfile.mkdtemp(prefix='shd-ray.', dir='/tmp')  # short: sockets
     cluster = Cluster(bin_dir, venv, work)
     try:
-        wire(cluster.nets, [f'shdr{i}-{os.getpid()}' for i in (0, 1)], NETWORK)
+        mesh(cluster.nets, NETWORK)
         run(cluster, bin_dir)
     except BaseException:
         for node in cluster.nodes:

@@ -11,147 +11,23 @@ bin=$(cd "$1" && pwd)
 source=$(cd "$2" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d /tmp/shd-slurm.XXXXXX) # on all "nodes", and short: sockets
-started=()
-declare -A slurmd
+nodes="A B"
 steps=250
 model="--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-every 0
        --log-every 1 --steps $steps"
 
 # shellcheck source=tests/lib/wait.sh
 . "$here/../lib/wait.sh"
-
-skip() {
-    echo "skipped: $*"
-    exit 77
-}
-fail() {
-    echo "  FAILED: $*"
-    tail -n 5 "$work"/*.out "$work"/*.log 2>/dev/null | sed 's/^/    /'
-    exit 1
-}
-# Only what was started here: each in a pid namespace of its own, which ends with it.
-clean_up() {
-    local pid
-    for pid in "${started[@]}"; do
-        kill -KILL "$pid" 2>/dev/null || true
-    done
-    for node in A B; do
-        ip netns del "shdS$node$$" 2>/dev/null || true
-    done
-    rm -rf "$work" /tmp/shardd-*-node[AB]"$$"
-}
-
-for program in slurmctld slurmd sbatch munged; do
-    command -v "$program" >/dev/null || skip "no $program"
-done
-[ "$(id -u)" = 0 ] || skip "not root"
-ip netns add "shdSA$$" 2>/dev/null || skip "no network namespace can be made here"
-trap clean_up EXIT
-ip netns add "shdSB$$"
-ip link add "shdsa$$" netns "shdSA$$" type veth peer name "shdsb$$" netns "shdSB$$"
-for node in A B; do
-    ip -n "shdS$node$$" link set lo up
-    ip -n "shdS$node$$" link set "shds${node,,}$$" up
-done
-ip -n "shdSA$$" addr add 10.78.0.1/24 dev "shdsa$$"
-ip -n "shdSB$$" addr add 10.78.0.2/24 dev "shdsb$$"
-
-# on NODE COMMAND...: replaces the shell, as if on that host. A pid namespace of its own: what is left of a node goes
-# with its first process.
-on() {
-    local node=$1
-    shift
-    # shellcheck disable=SC2016
-    exec ip netns exec "shdS$node$$" unshare --uts --mount --pid --fork --kill-child --mount-proc sh -c '
-        hostname "$1"
-        mount -t tmpfs tmpfs /sys/fs/cgroup
-        mkdir -p /sys/fs/cgroup/systemd
-        mount -t cgroup -o none,name=shd"$$" cgroup /sys/fs/cgroup/systemd 2>/dev/null || true
-        mount --bind "$2/hosts" /etc/hosts
-        export SLURM_CONF="$2/slurm.conf"
-        shift 2
-        exec "$@"' sh "node$node$$" "$work" "$@"
-}
-# start NODE NAME COMMAND...
-start() {
-    local name=$2 node=$1
-    shift 2
-    (on "$node" "$@") >"$work/$name.out" 2>&1 &
-    started+=($!)
-    disown
-}
-say() { (on A "$@"); }
-
-printf '127.0.0.1 localhost\n10.78.0.1 nodeA%s\n10.78.0.2 nodeB%s\n' "$$" "$$" >"$work/hosts"
-mkdir -m 755 "$work/run" "$work/state" "$work/submit"
-chmod 755 "$work"
-dd if=/dev/urandom of="$work/munge.key" bs=1024 count=1 2>/dev/null
-chmod 600 "$work/munge.key"
-cat >"$work/slurm.conf" <<CONF
-ClusterName=shd$$
-SlurmctldHost=nodeA$$(10.78.0.1)
-AuthType=auth/munge
-AuthInfo=socket=$work/run/munge.sock,cred_expire=20
-SlurmUser=root
-SlurmdUser=root
-StateSaveLocation=$work/state
-SlurmdSpoolDir=$work/spool.%n
-SlurmctldPidFile=$work/run/slurmctld.pid
-SlurmdPidFile=$work/run/slurmd.%n.pid
-SlurmctldLogFile=$work/slurmctld.log
-SlurmdLogFile=$work/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-ReturnToService=2
-MpiDefault=none
-SlurmdTimeout=10
-KillWait=5
-InactiveLimit=0
-NodeName=nodeA$$ NodeAddr=10.78.0.1 CPUs=2 State=UNKNOWN
-NodeName=nodeB$$ NodeAddr=10.78.0.2 CPUs=2 State=UNKNOWN
-PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
-CONF
-munged --foreground --force --key-file="$work/munge.key" --socket="$work/run/munge.sock" \
-    --pid-file="$work/run/munged.pid" --log-file="$work/run/munged.log" --seed-file="$work/run/seed" \
-    >"$work/munged.out" 2>&1 &
-started+=($!)
-disown
-soon "munged" [ -S "$work/run/munge.sock" ]
-start A ctld slurmctld -D -f "$work/slurm.conf"
-# start_node NODE
-start_node() {
-    start "$1" "slurmd$1" slurmd -D -f "$work/slurm.conf"
-    slurmd[$1]=${started[-1]}
-}
-start_node A
-start_node B
-idle() { [ "$(say sinfo -h -N -o %T 2>/dev/null | sort -u)" = idle ]; }
-soon "two nodes that are idle" idle
+# shellcheck source=tests/lib/slurm.sh
+. "$here/../lib/slurm.sh"
+slurm_begin
 
 # shellcheck disable=SC2086 # options are words
 want=$("$bin/shd-gpt" --standalone $model 2>/dev/null | tail -n 1)
 echo "in one process: $want"
 
-# submit NAME COMMAND...: the job's number
-submit() {
-    local name=$1
-    shift
-    # shellcheck disable=SC2016
-    say sh -c 'cd "$1/submit" && PATH=$2:$PATH && shift 2 && exec sbatch --parsable "$@"' sh "$work" "$bin" \
-        --output="$work/$name.out" --export=ALL "$source/examples/slurm/shardd.sbatch" "$@"
-}
-at_step() { [ "$(sed -n 's|^step \([0-9]*\)/.*|\1|p' "$work/$1.out" 2>/dev/null | tail -n 1)" -ge "$2" ] 2>/dev/null; }
 # In its own pid namespace a process has another number: by what it has open
 daemon_pid() { fuser "/tmp/shardd-$1-node$2$$/$3.lock" 2>/dev/null | awk '{print $1}'; }
-is_over() { ! say squeue -h -j "$1" 2>/dev/null | grep -q .; }
-is_down() { say sinfo -h -N -n "node$1$$" -o %T 2>/dev/null | grep -q down; }
-lose() { # NODE: with all its processes
-    kill -KILL "${slurmd[$1]}"
-    soon "the loss of node $1" is_down "$1"
-}
 
 # shellcheck disable=SC2086
 job=$(submit job shd-gpt $model --slow 5)
@@ -160,7 +36,7 @@ kill -KILL "$(daemon_pid "$job" A cpu0)"
 soon "a step more" at_step job 10
 kill -KILL "$(daemon_pid "$job" B cpu1)"
 soon "the end of the job" is_over "$job"
-[ "$(grep '^digest' "$work/job.out" | sort -u)" = "$want" ] || fail "wanted '$want', got '$(tail -n 2 "$work/job.out")'"
+[ "$(digests "$work/job.out")" = "$want" ] || fail "wanted '$want', got '$(tail -n 2 "$work/job.out")'"
 [ "$(grep -c 'started again as pid' "$work/job.out")" -ge 2 ] || fail "no daemon was killed"
 for node in A B; do
     [ ! -e "/tmp/shardd-$job-node$node$$" ] || fail "left: /tmp/shardd-$job-node$node$$"
@@ -175,7 +51,7 @@ job=$(SHARDD_DAEMON_NODES=1 SHARDD_RESUME=$work/kept submit loss shd-gpt $model 
 soon "a step" at_step loss 5
 lose B
 soon "the end of the job" is_over "$job"
-[ "$(grep '^digest' "$work/loss.out" | sort -u)" = "$want" ] ||
+[ "$(digests "$work/loss.out")" = "$want" ] ||
     fail "a lost node: wanted '$want', got '$(tail -n 2 "$work/loss.out")'"
 grep -q 'node failure\|Node failure\|NODE FAILURE\|Killed\|error: nodeB' "$work/loss.out" || fail "no node was lost"
 ! grep -q 'requeued\|workers have ended' "$work/loss.out" || fail "a lost node without daemons: $(tail -n 5 "$work/loss.out")"
@@ -196,9 +72,8 @@ further() { # a checkpoint or two further
 }
 started_on_b() { pgrep -f "^[^ ]*shardctl host .*/shardd-$1-nodeB$$" | sort -n | tail -n 1; }
 is_another() { [ -n "$(started_on_b "$1")" ] && [ "$(started_on_b "$1")" != "$2" ]; }
-has() { [ "$(grep -c -- "$2" "$work/$1.out" 2>/dev/null || true)" -ge "$3" ] 2>/dev/null; } # NAME TEXT TIMES
 start_node B
-soon "two nodes that are idle" idle
+soon "two nodes that are idle" all_idle
 job=$(run resume 20)
 soon "a checkpoint" at_checkpoint 10
 host=$(started_on_b "$job")
@@ -231,7 +106,7 @@ start_node A
 soon "going back" has again "restored $work/saved/step-" 3
 [ "$(latest)" -ge "$before" ] || fail "back before the latest checkpoint: $(latest), not $before"
 soon "the end of the job" is_over "$job"
-[ "$(grep '^digest' "$work/again.out" | sort -u)" = "$want" ] ||
+[ "$(digests "$work/again.out")" = "$want" ] ||
     fail "requeued: wanted '$want', got '$(tail -n 2 "$work/again.out")'"
 [ "$(latest)" = "$steps" ] || fail "the end was not saved: $(latest)"
 "$bin/shardctl" checkpoint --verify "$work/saved" >"$work/verified"

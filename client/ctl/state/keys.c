@@ -25,6 +25,7 @@ static const char keys_more[] =
     "words:\n"
     "  new FILE HOST...      a new cluster file, and a key for each host\n"
     "  add FILE HOST...      further hosts\n"
+    "  move FILE HOST...     hosts whose relays are at another address; keys and devices stay\n"
     "  remove FILE NAME...   a host makes no connection any more; its key file goes\n"
     "  list FILE\n"
     "\n"
@@ -39,6 +40,7 @@ static const char keys_more[] =
     "examples:\n"
     "  shardctl keys new keys/cluster.json a=10.77.0.1:7100/cpu0,cpu1 b=10.77.0.2:7100/cpu2\n"
     "  scp keys/cluster.json keys/b.key b:keys/ && rm keys/b.key\n"
+    "  shardctl keys move keys/cluster.json b=10.77.0.3:7100    # a spare machine in b's place\n"
     "\nexit code 1: nothing was changed; the reason is on stderr\n";
 
 /* NAME=ADDRESS:PORT, NAME=ADDRESS:PORT/cpu0,cpu1 */
@@ -104,6 +106,24 @@ static int add_hosts(const char *file, char **words, int count, struct cluster *
     return r;
 }
 
+static int move_hosts(const char *file, char **words, int count, struct cluster *cluster,
+                      struct shd_err *e)
+{
+    int r = count > 0 ? SHD_OK : err_set(e, SHD_EINVAL, "no host: NAME=ADDRESS:PORT");
+    for (int i = 0; r == SHD_OK && i < count; i++) {
+        struct cluster_host host = { .name = "" };
+        r = parse_host(words[i], &host, e);
+        if (r == SHD_OK && host.devices[0] != '\0')
+            r = err_set(e, SHD_EINVAL,
+                        "'%.100s': a host that moves keeps its devices; wanted is "
+                        "NAME=ADDRESS:PORT",
+                        words[i]);
+        if (r == SHD_OK)
+            r = cluster_move(cluster, host.name, host.address, e);
+    }
+    return r == SHD_OK ? cluster_save(file, cluster, e) : r;
+}
+
 static int remove_hosts(const char *file, char **words, int count, struct cluster *cluster,
                         struct shd_err *e)
 {
@@ -145,6 +165,8 @@ static int change(const char *what, const char *file, char **words, int count, s
         r = cluster_load(file, &cluster, e);
     if (r == SHD_OK && strcmp(what, "list") == 0)
         list_hosts(file, &cluster);
+    else if (r == SHD_OK && strcmp(what, "move") == 0)
+        r = move_hosts(file, words, count, &cluster, e);
     else if (r == SHD_OK && strcmp(what, "remove") == 0)
         r = remove_hosts(file, words, count, &cluster, e);
     else if (r == SHD_OK)
@@ -155,8 +177,8 @@ static int change(const char *what, const char *file, char **words, int count, s
 
 int verb_keys(int argc, char **argv)
 {
-    static const char *const known[] = { "new", "add", "remove", "list" };
-    const struct flags flags = { .usage = "shardctl keys new|add|remove|list FILE [HOST...]",
+    static const char *const known[] = { "new", "add", "move", "remove", "list" };
+    const struct flags flags = { .usage = "shardctl keys new|add|move|remove|list FILE [HOST...]",
                                  .about = keys_about,
                                  .more = keys_more };
     struct shd_err e = { 0 };
