@@ -112,6 +112,7 @@ struct map_model {
     bool viewed;             /* who is in was read since it was opened, with the next */
     uint64_t viewed_rewound; /* the last rewind that was done before that; 0: none */
     uint64_t rewound;        /* the attempt that began with the last rewind it knows of; 0: none */
+    uint64_t moves;          /* to other owners that it has gone along with (run/move.h) */
 };
 
 #endif
