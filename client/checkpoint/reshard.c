@@ -395,6 +395,8 @@ static int finish(struct moving *v, struct shd_err *e)
     }
     if (r == SHD_OK && (v->snapshots.every > 0 || v->snapshots.keep > 0))
         r = snapshot_options(m, v->snapshots.every, v->snapshots.keep, e);
+    if (r == SHD_OK)
+        r = moved_there(v->old->hub, &v->word, e);
     return r;
 }
 
@@ -429,6 +431,8 @@ static int move(struct moving *v, struct shd_err *e)
         v->word.to);
     r = have_read(v, e);
     FAIL_POINT("reshard:read");
+    shd_model_close(v->model); /* a successor has none to be opened again */
+    v->model = NULL;
     if (r == SHD_OK)
         r = decide(v, e);
     if (r != SHD_OK)

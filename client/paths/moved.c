@@ -52,6 +52,7 @@ static int take_word(const struct round *round, const struct link *link,
                               .instance = moved->instance,
                               .step = moved->step,
                               .id = moved->id,
+                              .there = moved->there,
                               .to = sys_strdup(moved->to),
                               .path = sys_strdup(moved->path),
                               .name = sys_strdup(moved->name) };
@@ -79,29 +80,43 @@ int moved_look(struct hub *hub, uint32_t index, const char *name, struct moved_w
 
 /* -- Telling ----------------------------------------------------------------------------------- */
 
+struct telling { /* ctx of its round */
+    const struct moved_word *word;
+    enum wire_move_what what;
+};
+
 static void make_tell(const struct round *round, const struct link *link,
                       struct wire_request *ret_request)
 {
-    const struct moved_word *w = round->ctx;
+    const struct telling *t = round->ctx;
+    const struct moved_word *w = t->word;
     (void)link;
-    ret_request->move = (struct wire_move){ .what = WIRE_MOVE_TELL,
-                                            .name = w->name,
-                                            .to = w->to,
-                                            .step = w->step,
-                                            .id = w->id,
-                                            .path = w->path };
+    ret_request->move = (struct wire_move){
+        .what = t->what, .name = w->name, .to = w->to, .step = w->step, .id = w->id, .path = w->path
+    };
 }
 
-int moved_tell(struct hub *hub, const struct moved_word *w, struct shd_err *e)
+static int tell(struct hub *hub, enum wire_move_what what, const struct moved_word *w,
+                struct shd_err *e)
 {
-    struct moved_word said = *w;
+    struct telling t = { w, what };
     struct round round = { .what = "Move",
                            .hint = HINT,
                            .asks = WIRE_MOVE,
                            .type = WIRE_MOVED,
                            .make = make_tell,
-                           .ctx = &said };
+                           .ctx = &t };
     if (hub_has_older(hub, WIRE_LEVEL_MOVES))
         return err_older(e);
     return round_all(&round, hub, 0, e);
+}
+
+int moved_tell(struct hub *hub, const struct moved_word *w, struct shd_err *e)
+{
+    return tell(hub, WIRE_MOVE_TELL, w, e);
+}
+
+int moved_there(struct hub *hub, const struct moved_word *w, struct shd_err *e)
+{
+    return tell(hub, WIRE_MOVE_THERE, w, e);
 }

@@ -12,6 +12,7 @@ struct moved_word {
     bool away;         /* it has moved; else nothing is known of it, and the rest says nothing */
     uint64_t instance; /* of the part that was there */
     uint64_t step, id; /* as of which the others have it, and of which restore */
+    bool there;        /* they had it open: where they have it not it was dropped */
     char *to;          /* owned: their devices, with commas between them */
     char *path;        /* owned: of the checkpoint that they have it of */
     char *name;        /* owned: of the model */
@@ -26,5 +27,8 @@ int moved_look(struct hub *hub, uint32_t index, const char *name, struct moved_w
 /* Tell all daemons of hub, which have w->name open, where that will be: w->to, step, id, path.
  * Errors: as the daemon's: SHD_EBUSY, SHD_ENOTSUP a worker cannot go along, with its name. */
 int moved_tell(struct hub *hub, const struct moved_word *w, struct shd_err *e);
+
+/* Tell them that the others have it open. */
+int moved_there(struct hub *hub, const struct moved_word *w, struct shd_err *e);
 
 #endif

@@ -167,6 +167,9 @@ static int await_there(struct going *g, uint32_t slots, struct shd_err *e)
     int r;
     while ((r = open_there(g, slots, &why)) == SHD_ENOENT || r == SHD_EBUSY) {
         const uint64_t left_ns = hub_left_ns(hub, start_ns, POLL_NS);
+        if (r == SHD_ENOENT && g->word.there)
+            return err_set(e, r, "model '%.60s' was dropped at %.80s, to which it had moved",
+                           g->name, g->word.to);
         say_waiting(g, start_ns);
         if (left_ns == 0)
             return err_set(e, SHD_ETIMEDOUT,
@@ -181,7 +184,8 @@ static int await_there(struct going *g, uint32_t slots, struct shd_err *e)
     return r == SHD_OK ? r : err_copy(&why, e);
 }
 
-/* From owners to owners, to those that have it. SHD_ENOENT: nobody knows that it has moved. */
+/* From owners to owners, to those that have it. SHD_ENOENT: nobody knows that it has moved, or
+ * (g->word.there) those that had it last do not have it any more. */
 static int reach(const struct shd_session *s, struct going *g, uint32_t slots, struct shd_err *e)
 {
     const struct hub *at = s->hub;
@@ -334,20 +338,30 @@ static bool may_have_moved(const struct shd_model *m, int r)
     return r == SHD_EMOVED || (r == SHD_ENOENT && hub_check(hub, NULL) == r);
 }
 
+static int stay(const struct shd_model *m, struct going *g, const char * not, struct shd_err *e)
+{
+    const int r = find_word(m->session->hub, g, e);
+    if (r != SHD_OK)
+        return r;
+    if (!g->word.away)
+        return err_set(e, SHD_ENOENT, "it has not moved");
+    return err_set(e, SHD_EMOVED,
+                   "model '%.60s' has moved to %.80s, as of step %" PRIu64
+                   ", and this worker cannot go along, for %s: start it again there",
+                   g->name, g->word.to, g->word.step, not );
+}
+
 int move_along(struct shd_model *m, int r, struct shd_err *e)
 {
     struct shd_err why = { 0 };
     if (!may_have_moved(m, r))
         return r;
     const char *not = find_why_not(m);
-    if (not != NULL && r == SHD_EMOVED)
-        return err_prefix(e, "this worker cannot go along, for %s; start it again", not );
-    if (not != NULL)
-        return r;
     struct going g = going_from(m->session, m->spec->name);
-    const int gone = go_along(m, &g, &why);
+    const int gone = not == NULL ? go_along(m, &g, &why) : stay(m, &g, not, &why);
+    const bool away = g.word.away;
     leave(&g);
-    if (gone == SHD_ENOENT) /* it has not moved: it was dropped, or lost */
+    if (gone == SHD_ENOENT && !away) /* it was dropped, or lost */
         return r;
     return err_copy(&why, e);
 }
@@ -362,7 +376,9 @@ int move_session(struct shd_session *s, char name[SPEC_NAME_BYTES_MAX], struct s
     if (s->models != NULL)
         return err_prefix(e, "this session has another model at other owners");
     struct going g = going_from(s, name);
-    const int r = reach(s, &g, /* slots= */ 0, &why);
+    int r = reach(s, &g, /* slots= */ 0, &why);
+    if (r == SHD_ENOENT && g.word.there) /* it may be made there */
+        r = SHD_OK;
     if (r == SHD_OK) {
         free_model(g.model);
         g.model = NULL;

@@ -278,10 +278,10 @@ bool create_has_room(const struct daemon *d)
     return d->model_count + open->create_count + (open->making != NULL) < DAEMON_MODELS_MAX;
 }
 
-int create_check_name(struct op *op, const char *name)
+int create_check_name(struct op *op, const char *name, struct moved_seat seat)
 {
     const struct daemon *d = op->daemon;
-    const int r = moved_check(d, name, &op->err);
+    const int r = moved_check(d, name, seat, &op->err);
     if (r == SHD_OK && d->restore.parked != NULL && strcmp(d->restore.parked, name) == 0)
         return busy(op);
     return r;
@@ -297,7 +297,7 @@ static int check_begin(struct op *op)
     if (!create_has_room(d))
         return err_set(&op->err, SHD_EBUSY, "daemon %s has %u models, the most there may be",
                        d->device, DAEMON_MODELS_MAX);
-    return create_check_name(op, req->name);
+    return create_check_name(op, req->name, (struct moved_seat){ req->owner, req->owners });
 }
 
 int create_begin(struct op *op)

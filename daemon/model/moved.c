@@ -35,6 +35,7 @@ struct word { /* in a segment of its own, which the keeper has */
     _Atomic uint64_t valid; /* written last, and cleared first */
     uint64_t instance;      /* of the model that is dropped with it */
     uint64_t step, id;
+    _Atomic uint64_t there; /* the others have opened it */
     char name[WIRE_NAME_BYTES_MAX];
     char path[WIRE_PATH_BYTES_MAX];
     char to[WIRE_TO_BYTES_MAX];
@@ -130,10 +131,10 @@ bool moved_away(struct model *m, const struct session *s, struct shd_err *why)
 {
     struct daemon *d = m->daemon;
     struct moved *told = find_told(m);
-    if (told == NULL || told->session != s->id) {
-        if (told != NULL)
-            take_out(d, told);
-        moved_forget(d, m->ledger->head->name);
+    if (told == NULL)
+        return false;
+    if (told->session != s->id) {
+        take_out(d, told);
         return false;
     }
     struct moved *before = find(d, told->word->name, /* counts= */ true);
@@ -156,10 +157,33 @@ bool moved_forget(struct daemon *d, const char *name)
     return true;
 }
 
-int moved_check(const struct daemon *d, const char *name, struct shd_err *e)
+/* Is that the place of this daemon in the list? */
+static bool is_seat(const char *to, const char *device, struct moved_seat seat)
+{
+    const size_t bytes = strlen(device);
+    uint32_t count = 0;
+    bool ours = false;
+    for (const char *at = to; *at != '\0'; count++) {
+        const size_t n = strcspn(at, ",");
+        ours = ours || (count == seat.owner && n == bytes && memcmp(at, device, n) == 0);
+        at += n + (at[n] == ',');
+    }
+    return ours && count == seat.owners;
+}
+
+void moved_here(struct daemon *d, const char *name, struct moved_seat seat)
+{
+    const struct moved *m = find(d, name, /* counts= */ true);
+    if (m != NULL && !is_seat(m->word->to, d->device, seat))
+        moved_forget(d, name);
+}
+
+int moved_check(const struct daemon *d, const char *name, struct moved_seat seat, struct shd_err *e)
 {
     const struct moved *m = name[0] != '\0' ? find(d, name, /* counts= */ true) : find_only(d);
-    return m == NULL ? SHD_OK : err_moved(m->word, e);
+    if (m == NULL || is_seat(m->word->to, d->device, seat))
+        return SHD_OK;
+    return err_moved(m->word, e);
 }
 
 /* -- Told --------------------------------------------------------------------------------------
@@ -322,17 +346,27 @@ static int look(struct op *op)
                                            .id = m->word->id,
                                            .to = m->word->to,
                                            .path = m->word->path,
-                                           .name = m->word->name };
+                                           .name = m->word->name,
+                                           .there = atomic_load(&m->word->there) != 0 };
     return SHD_OK;
+}
+
+/* Of the move by this restore. */
+static int note_there(struct op *op)
+{
+    struct moved *m = find(op->daemon, op->req.move.name, /* counts= */ true);
+    if (m != NULL && m->word->id == op->req.move.id)
+        atomic_store(&m->word->there, 1);
+    return look(op);
 }
 
 int moved_ask(struct op *op)
 {
-    if (op->req.move.what != WIRE_MOVE_TELL)
+    if (op->req.move.what == WIRE_MOVE_LOOK)
         return look(op);
     if (op->session->role == WIRE_READER)
         return err_set(&op->err, SHD_EAUTH, "a reader does not move a model");
-    return tell(op);
+    return op->req.move.what == WIRE_MOVE_TELL ? tell(op) : note_there(op);
 }
 
 /* -- A successor -------------------------------------------------------------------------------

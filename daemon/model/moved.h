@@ -8,7 +8,8 @@
  *
  * Failure: the session ends before, or somebody else drops the model: the word goes. A process that
  * is killed: its successor has the word; it counts where the model's instance is gone, and goes
- * where that is there. A word stays as long as the keeper, or until the next one of that name.
+ * where that is there. A word stays as long as the keeper, or until the next one of that name, or
+ * until a model of it comes here otherwise.
  * Loop thread; words are stored on the pool. */
 #ifndef SHD_DAEMON_MOVED_H
 #define SHD_DAEMON_MOVED_H
@@ -22,6 +23,10 @@ struct op;
 struct session;
 struct shd_err;
 
+struct moved_seat { /* a daemon's, among those that have a model */
+    uint32_t owner, owners;
+};
+
 /* MOVE, of both kinds. */
 int moved_ask(struct op *op);
 
@@ -32,13 +37,19 @@ bool moved_by(const struct model *m, uint64_t session);
  * where another session has told it, never. True: it counts; *why is what sessions end with. */
 bool moved_away(struct model *m, const struct session *s, struct shd_err *why);
 
-/* Nobody is led to where one of this name has gone any more, for there is none now. False: nothing
- * is known of it. */
+/* One of this name came to be here, as this owner: what was known of it before, and is not of its
+ * coming here, is forgotten. */
+void moved_here(struct daemon *d, const char *name, struct moved_seat seat);
+
+/* A drop finds none of this name: nobody is led to where it has gone any more. False: nothing is
+ * known of it. */
 bool moved_forget(struct daemon *d, const char *name);
 
-/* A model of this name is asked for, and is not here, or not as it is asked for: SHD_OK where
- * nothing is known of it, else SHD_EMOVED. "": of the only one. */
-int moved_check(const struct daemon *d, const char *name, struct shd_err *e);
+/* A model of this name ("": the only one) is asked for as it would be of this owner, and is not
+ * here, or is another owner's: SHD_OK where nothing is known of it, or it is here that it went,
+ * else SHD_EMOVED. */
+int moved_check(const struct daemon *d, const char *name, struct moved_seat seat,
+                struct shd_err *e);
 
 /* What a predecessor has left: before models are adopted, those that are not are known. */
 void moved_adopt(struct daemon *d);

@@ -14,7 +14,6 @@
 #include "daemon/model/drop.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
-#include "daemon/model/moved.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "kernels/kern.h"
@@ -202,12 +201,17 @@ static int attach(struct open_work *w, struct model *m)
     return r;
 }
 
+static struct moved_seat seat_of(const struct op *op)
+{
+    return (struct moved_seat){ op->req.open_model.owner, op->req.open_model.owners };
+}
+
 static int check_owner(struct op *op, const struct model *m)
 {
     const struct wire_open_model *req = &op->req.open_model;
     if (req->owner == m->map->owner && req->owners == m->map->owners)
         return SHD_OK;
-    if (moved_check(op->daemon, m->spec->name, &op->err) != SHD_OK)
+    if (moved_check(op->daemon, m->spec->name, seat_of(op), &op->err) != SHD_OK)
         return SHD_EMOVED; /* where it is now, this daemon is an owner as well */
     return err_set(&op->err, SHD_ESPEC,
                    "model '%s' is open with this daemon as owner %" PRIu32 " of %" PRIu32
@@ -399,7 +403,7 @@ static int no_such_model(struct op *op, const char *name)
         return name_one(op->daemon, &op->err);
     int r = adopt_check_name(op->daemon, name, &op->err);
     if (r == SHD_OK)
-        r = moved_check(op->daemon, name, &op->err);
+        r = moved_check(op->daemon, name, seat_of(op), &op->err);
     if (r != SHD_OK)
         return r;
     if (name[0] == '\0')
@@ -431,7 +435,7 @@ static void begin_making(struct open_work *w)
 static int check_new(struct op *op, const char *name)
 {
     const int r = adopt_check_name(op->daemon, name, &op->err);
-    return r == SHD_OK ? create_check_name(op, name) : r;
+    return r == SHD_OK ? create_check_name(op, name, seat_of(op)) : r;
 }
 
 static void spec_parsed(uv_work_t *work, int cancelled)

@@ -363,6 +363,7 @@ struct wire_drop {
 enum wire_move_what {
     WIRE_MOVE_TELL = 1,
     WIRE_MOVE_LOOK = 2,
+    WIRE_MOVE_THERE = 3,
 };
 struct wire_move {
     enum wire_move_what what;
@@ -631,6 +632,7 @@ struct wire_moved {
     uint64_t instance;            /* of this owner's that moves */
     uint64_t step, id;            /* AWAY: as wire_move has them, with the next */
     const char *to, *path, *name; /* "": not said */
+    bool there;                   /* AWAY: they had it open */
 };
 struct wire_forked {
     uint64_t step, updates;

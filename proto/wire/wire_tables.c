@@ -284,7 +284,7 @@ static const struct wire_field drop_fields[] = {
     ROW(drop, force, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
 };
 static const struct wire_field move_fields[] = {
-    ROW(move, what, LIMITS(WIRE_MOVE_TELL, WIRE_MOVE_LOOK), NEEDED_SINCE(MOVES)),
+    ROW(move, what, LIMITS(WIRE_MOVE_TELL, WIRE_MOVE_THERE), NEEDED_SINCE(MOVES)),
     ROW(move, name, .form = WIRE_NAME, .max = WIRE_NAME_BYTES_MAX - 1, NEEDED_SINCE(MOVES)),
     ROW(move, to, .form = WIRE_NAME, .max = WIRE_TO_BYTES_MAX - 1, NEEDED_SINCE(MOVES)),
     ROW(move, step, .form = WIRE_ANY, NEEDED_SINCE(MOVES)),
@@ -491,6 +491,7 @@ static const struct wire_field moved_fields[] = {
     ROW(moved, to, .form = WIRE_NAME, .max = WIRE_TO_BYTES_MAX - 1, NEEDED_SINCE(MOVES)),
     ROW(moved, path, .form = WIRE_NAME, .max = WIRE_PATH_BYTES_MAX - 1, NEEDED_SINCE(MOVES)),
     ROW(moved, name, .form = WIRE_NAME, .max = WIRE_NAME_BYTES_MAX - 1, NEEDED_SINCE(MOVES)),
+    ROW(moved, there, .form = WIRE_ANY, NEEDED_SINCE(MOVES)),
 };
 
 const struct wire_message wire_replies[] = {

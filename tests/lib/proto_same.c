@@ -289,7 +289,7 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
         return a->moved.what == b->moved.what && a->moved.instance == b->moved.instance &&
                a->moved.step == b->moved.step && a->moved.id == b->moved.id &&
                strcmp(a->moved.to, b->moved.to) == 0 && strcmp(a->moved.path, b->moved.path) == 0 &&
-               strcmp(a->moved.name, b->moved.name) == 0;
+               strcmp(a->moved.name, b->moved.name) == 0 && a->moved.there == b->moved.there;
     case WIRE_FORKED:
         return a->forked.step == b->forked.step && a->forked.updates == b->forked.updates;
     case WIRE_CREATED:

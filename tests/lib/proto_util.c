@@ -460,7 +460,7 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                          random_u64(seed, 0, UINT64_MAX) };
         break;
     case WIRE_MOVE:
-        q.move = (struct wire_move){ .what = (enum wire_move_what)random_u32(seed, 1, 2),
+        q.move = (struct wire_move){ .what = (enum wire_move_what)random_u32(seed, 1, 3),
                                      .name = random_name(seed, name),
                                      .to = "cpu0,cpu1",
                                      .step = random_u64(seed, 0, UINT64_MAX),
@@ -713,6 +713,7 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
                                        .id = random_u64(seed, 0, UINT64_MAX),
                                        .to = "cpu1,cpu0",
                                        .path = "/elsewhere",
+                                       .there = random_u32(seed, 0, 1) == 1,
                                        .name = random_name(seed, name) };
         break;
     case WIRE_FORKED:
