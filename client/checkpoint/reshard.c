@@ -12,6 +12,7 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "client/checkpoint/restore.h"
@@ -202,6 +203,19 @@ static int make_dir(struct moving *v, uint64_t instance, struct shd_err *e)
     return SHD_OK;
 }
 
+/* Of a later move it is a larger number: words of several are told apart by it. */
+static int choose_id(uint64_t *ret_id, struct shd_err *e)
+{
+    struct timespec now;
+    uint16_t random;
+    if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random)
+        return err_sys(e, SHD_EIO, "get random bytes");
+    clock_gettime(CLOCK_REALTIME, &now);
+    *ret_id = ((uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec) / 1024 * 1024 +
+              (random & 1022u) + 1;
+    return SHD_OK;
+}
+
 static int save(struct moving *v, struct shd_err *e)
 {
     const struct shd_checkpoint_options options = { .size = sizeof options, .keep = 1 };
@@ -212,9 +226,8 @@ static int save(struct moving *v, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     const size_t bytes = strlen(v->dir) + sizeof saved.name + 2;
-    if (getrandom(&v->word.id, sizeof v->word.id, 0) != (ssize_t)sizeof v->word.id)
-        return err_sys(e, SHD_EIO, "get random bytes");
-    v->word.id |= 1; /* not 0 */
+    if (choose_id(&v->word.id, e) != SHD_OK)
+        return SHD_EIO;
     v->word.step = saved.step;
     v->word.name = sys_strdup(shd_model_name(v->model));
     v->word.to = sys_strdup(v->r->to);

@@ -65,26 +65,36 @@ static int hub_like(const struct hub *hub, const char *devices, bool tells, stru
 }
 
 /* The hub may have a fault: in a session of its own. */
-static int ask_one(const struct hub *hub, uint32_t index, struct going *g, struct shd_err *e)
+static int ask_one(const struct hub *hub, uint32_t index, const char *name,
+                   struct moved_word *ret_word, struct shd_err *e)
 {
     struct hub *one = NULL;
     int r = hub_like(hub, hub->links[index].device, /* tells= */ false, &one, e);
     if (r == SHD_OK)
-        r = moved_look(one, 0, g->name, &g->word, e);
-    if (r == SHD_OK && g->word.away)
-        snprintf(g->name, sizeof g->name, "%s", g->word.name);
+        r = moved_look(one, 0, name, ret_word, e);
     hub_free(one);
     return r;
 }
 
-/* Owner 0's word is the one that counts; one that another daemon has comes after it, and so is true
- * as well. */
-static int find_word(const struct hub *hub, struct going *g, struct shd_err *e)
+/* A later word than the last one, which becomes the last. Owner 0's is the one that counts; one
+ * that another daemon has comes after it, and so is true as well. One of before is of no use: who
+ * has it has the model still, or not yet again. */
+static int find_word(const struct hub *hub, struct going *g, bool *ret_found, struct shd_err *e)
 {
+    struct moved_word word = { .away = false };
     int r = SHD_OK;
-    moved_word_free(&g->word);
-    for (uint32_t i = 0; r == SHD_OK && !g->word.away && i < hub->owner_count; i++)
-        r = ask_one(hub, i, g, e);
+    *ret_found = false;
+    for (uint32_t i = 0; r == SHD_OK && !*ret_found && i < hub->owner_count; i++) {
+        r = ask_one(hub, i, g->name, &word, e);
+        *ret_found = r == SHD_OK && word.away && word.id > g->word.id;
+    }
+    if (*ret_found) {
+        moved_word_free(&g->word);
+        g->word = word;
+        snprintf(g->name, sizeof g->name, "%s", word.name);
+    } else {
+        moved_word_free(&word);
+    }
     return r;
 }
 
@@ -158,6 +168,27 @@ static void say_waiting(struct going *g, uint64_t start_ns)
     blame_say(g->there.blame, line);
 }
 
+/* Not there, or not yet: SHD_EMOVED, it has moved on; SHD_PENDING: it may come; else *e says why it
+ * does not. code: of the attempt to open it. One that is in both sets has its old part still. */
+static int look_on(struct going *g, int code, struct shd_err *e)
+{
+    bool found = false;
+    int r = SHD_OK;
+    if (code == SHD_EMOVED || (code == SHD_ENOENT && g->word.there))
+        r = find_word(g->there.hub, g, &found, e);
+    if (r != SHD_OK || found)
+        return r != SHD_OK ? r : SHD_EMOVED;
+    if (code == SHD_ENOENT && g->word.there)
+        return err_set(e, code, "model '%.60s' was dropped at %.80s, to which it had moved",
+                       g->name, g->word.to);
+    return SHD_PENDING;
+}
+
+static bool may_come(int code)
+{
+    return code == SHD_ENOENT || code == SHD_EBUSY || code == SHD_ESPEC || code == SHD_EMOVED;
+}
+
 /* Who moves it has them open it soon after it was decided. */
 static int await_there(struct going *g, uint32_t slots, struct shd_err *e)
 {
@@ -165,11 +196,11 @@ static int await_there(struct going *g, uint32_t slots, struct shd_err *e)
     const uint64_t start_ns = clock_now_ns();
     struct shd_err why = { 0 };
     int r;
-    while ((r = open_there(g, slots, &why)) == SHD_ENOENT || r == SHD_EBUSY) {
+    while (may_come(r = open_there(g, slots, &why))) {
+        const int looked = look_on(g, r, e);
+        if (looked != SHD_PENDING)
+            return looked;
         const uint64_t left_ns = hub_left_ns(hub, start_ns, POLL_NS);
-        if (r == SHD_ENOENT && g->word.there)
-            return err_set(e, r, "model '%.60s' was dropped at %.80s, to which it had moved",
-                           g->name, g->word.to);
         say_waiting(g, start_ns);
         if (left_ns == 0)
             return err_set(e, SHD_ETIMEDOUT,
@@ -188,16 +219,15 @@ static int await_there(struct going *g, uint32_t slots, struct shd_err *e)
  * (g->word.there) those that had it last do not have it any more. */
 static int reach(const struct shd_session *s, struct going *g, uint32_t slots, struct shd_err *e)
 {
-    const struct hub *at = s->hub;
-    int r = SHD_EMOVED;
+    bool found;
+    int r = find_word(s->hub, g, &found, e);
+    if (r == SHD_OK && !found)
+        return err_set(e, SHD_ENOENT, "nobody knows where model '%.100s' is", g->name);
+    if (r == SHD_OK)
+        r = SHD_EMOVED;
     for (uint32_t hops = 0; r == SHD_EMOVED && hops < HOPS_MAX; hops++) {
-        r = find_word(at, g, e);
-        if (r == SHD_OK && !g->word.away)
-            return err_set(e, SHD_ENOENT, "nobody knows where model '%.100s' is", g->name);
-        if (r == SHD_OK)
-            r = connect_there(s, g, e);
+        r = connect_there(s, g, e);
         FAIL_POINT("move:connected");
-        at = g->there.hub;
         if (r == SHD_OK)
             r = await_there(g, slots, e);
     }
@@ -340,10 +370,11 @@ static bool may_have_moved(const struct shd_model *m, int r)
 
 static int stay(const struct shd_model *m, struct going *g, const char * not, struct shd_err *e)
 {
-    const int r = find_word(m->session->hub, g, e);
+    bool found;
+    const int r = find_word(m->session->hub, g, &found, e);
     if (r != SHD_OK)
         return r;
-    if (!g->word.away)
+    if (!found)
         return err_set(e, SHD_ENOENT, "it has not moved");
     return err_set(e, SHD_EMOVED,
                    "model '%.60s' has moved to %.80s, as of step %" PRIu64

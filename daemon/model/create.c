@@ -281,7 +281,8 @@ bool create_has_room(const struct daemon *d)
 int create_check_name(struct op *op, const char *name, struct moved_seat seat)
 {
     const struct daemon *d = op->daemon;
-    const int r = moved_check(d, name, seat, &op->err);
+    const struct moved_asked asked = { .seat = seat };
+    const int r = moved_check(d, name, &asked, &op->err);
     if (r == SHD_OK && d->restore.parked != NULL && strcmp(d->restore.parked, name) == 0)
         return busy(op);
     return r;

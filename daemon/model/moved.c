@@ -36,6 +36,7 @@ struct word { /* in a segment of its own, which the keeper has */
     uint64_t instance;      /* of the model that is dropped with it */
     uint64_t step, id;
     _Atomic uint64_t there; /* the others have opened it */
+    _Atomic uint64_t old;   /* one of its name has come here since, from elsewhere */
     char name[WIRE_NAME_BYTES_MAX];
     char path[WIRE_PATH_BYTES_MAX];
     char to[WIRE_TO_BYTES_MAX];
@@ -175,13 +176,15 @@ void moved_here(struct daemon *d, const char *name, struct moved_seat seat)
 {
     const struct moved *m = find(d, name, /* counts= */ true);
     if (m != NULL && !is_seat(m->word->to, d->device, seat))
-        moved_forget(d, name);
+        atomic_store(&m->word->old, 1);
 }
 
-int moved_check(const struct daemon *d, const char *name, struct moved_seat seat, struct shd_err *e)
+int moved_check(const struct daemon *d, const char *name, const struct moved_asked *asked,
+                struct shd_err *e)
 {
     const struct moved *m = name[0] != '\0' ? find(d, name, /* counts= */ true) : find_only(d);
-    if (m == NULL || is_seat(m->word->to, d->device, seat))
+    if (m == NULL || is_seat(m->word->to, d->device, asked->seat) ||
+        (!asked->here && atomic_load(&m->word->old) != 0))
         return SHD_OK;
     return err_moved(m->word, e);
 }

@@ -8,8 +8,7 @@
  *
  * Failure: the session ends before, or somebody else drops the model: the word goes. A process that
  * is killed: its successor has the word; it counts where the model's instance is gone, and goes
- * where that is there. A word stays as long as the keeper, or until the next one of that name, or
- * until a model of it comes here otherwise.
+ * where that is there. A word stays as long as the keeper, or until the next one of that name.
  * Loop thread; words are stored on the pool. */
 #ifndef SHD_DAEMON_MOVED_H
 #define SHD_DAEMON_MOVED_H
@@ -38,17 +37,20 @@ bool moved_by(const struct model *m, uint64_t session);
 bool moved_away(struct model *m, const struct session *s, struct shd_err *why);
 
 /* One of this name came to be here, as this owner: what was known of it before, and is not of its
- * coming here, is forgotten. */
+ * coming here, leads those on who ask for another owner's, as long as it is here. */
 void moved_here(struct daemon *d, const char *name, struct moved_seat seat);
 
 /* A drop finds none of this name: nobody is led to where it has gone any more. False: nothing is
  * known of it. */
 bool moved_forget(struct daemon *d, const char *name);
 
-/* A model of this name ("": the only one) is asked for as it would be of this owner, and is not
- * here, or is another owner's: SHD_OK where nothing is known of it, or it is here that it went,
- * else SHD_EMOVED. */
-int moved_check(const struct daemon *d, const char *name, struct moved_seat seat,
+/* A model of this name ("": the only one) is asked for: SHD_OK where nothing is known of it, or it
+ * is here that it went, else SHD_EMOVED. */
+struct moved_asked {
+    struct moved_seat seat; /* as of this owner */
+    bool here;              /* one is here, as of another owner */
+};
+int moved_check(const struct daemon *d, const char *name, const struct moved_asked *asked,
                 struct shd_err *e);
 
 /* What a predecessor has left: before models are adopted, those that are not are known. */

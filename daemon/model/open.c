@@ -209,9 +209,10 @@ static struct moved_seat seat_of(const struct op *op)
 static int check_owner(struct op *op, const struct model *m)
 {
     const struct wire_open_model *req = &op->req.open_model;
+    const struct moved_asked asked = { seat_of(op), /* here= */ true };
     if (req->owner == m->map->owner && req->owners == m->map->owners)
         return SHD_OK;
-    if (moved_check(op->daemon, m->spec->name, seat_of(op), &op->err) != SHD_OK)
+    if (moved_check(op->daemon, m->spec->name, &asked, &op->err) != SHD_OK)
         return SHD_EMOVED; /* where it is now, this daemon is an owner as well */
     return err_set(&op->err, SHD_ESPEC,
                    "model '%s' is open with this daemon as owner %" PRIu32 " of %" PRIu32
@@ -399,11 +400,12 @@ static int name_one(const struct daemon *d, struct shd_err *e)
 
 static int no_such_model(struct op *op, const char *name)
 {
+    const struct moved_asked asked = { .seat = seat_of(op) };
     if (name[0] == '\0' && op->daemon->model_count > 0)
         return name_one(op->daemon, &op->err);
     int r = adopt_check_name(op->daemon, name, &op->err);
     if (r == SHD_OK)
-        r = moved_check(op->daemon, name, seat_of(op), &op->err);
+        r = moved_check(op->daemon, name, &asked, &op->err);
     if (r != SHD_OK)
         return r;
     if (name[0] == '\0')
