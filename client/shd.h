@@ -66,6 +66,8 @@ enum shd_status {
                           * (shd_model_rewind()): compute it again, at shd_step() */
     SHD_ESTOPPED = -19,  /* a guard has stopped training: shd_model_set() with guard=go-on; or this
                           * is a worker of `shardctl replay`, whose step is made */
+    SHD_EMOVED = -20,    /* the model has other owners now (`shardctl reshard`), and this session
+                          * cannot go along: open it there */
 };
 struct shd_err {
     int code;       /* one of enum shd_status */

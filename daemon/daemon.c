@@ -29,6 +29,7 @@
 #include "daemon/model/lease_wait.h"
 #include "daemon/model/metrics.h"
 #include "daemon/model/model.h"
+#include "daemon/model/moved.h"
 #include "daemon/model/open.h"
 #include "daemon/model/put.h"
 #include "daemon/model/restore.h"
@@ -332,6 +333,7 @@ static void session_ended(struct session *s, bool was_open)
     create_forget_session(d, s);
     put_forget_session(d, s);
     drop_forget_session(d, s);
+    moved_forget_session(d, s);
     drain_forget_session(s);
 }
 
@@ -462,6 +464,7 @@ void daemon_free(struct daemon *d)
     create_abandon(d);
     drop_requests(d);
     drop_abandon(d);
+    moved_free(d);
     for (uint32_t i = 0; i < d->model_count; i++) {
         capture_free(d->models[i]);
         put_free(d->models[i]);

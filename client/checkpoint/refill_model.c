@@ -276,7 +276,8 @@ static int copy_options(const struct refill_model *m, struct shd_err *e)
 int refill_model_restore(struct refill_model *m, const char *path, struct shd_err *e)
 {
     const struct map_layout *first = &m->model->map->owners[0].layout;
-    const struct restore_as as = { layout_source(m->model, first), first->one_count };
+    const struct restore_as as = { .id = layout_source(m->model, first),
+                                   .one_count = first->one_count };
     uint64_t step = 0;
     int r = restore_seats(m->there, path, &as, &step, e);
     for (uint32_t i = 0; r == SHD_OK && i < m->there->link_count; i++)

@@ -40,9 +40,10 @@ struct restoring {
     char *spec_json; /* owned */
     struct spec_out spec;
     bool weights, replace, force, open;
-    bool one_count;      /* as wire_open_model */
-    uint64_t restore_id; /* random, the same at all owners */
-    bool answered;       /* by one at least: `step` is known */
+    bool one_count;         /* as wire_open_model */
+    uint64_t restore_id;    /* random, the same at all owners */
+    const uint64_t *beside; /* borrowed: as restore_as has it */
+    bool answered;          /* by one at least: `step` is known */
     uint64_t step;
     uint64_t owner_bytes[SHD_OWNERS_MAX]; /* read by each */
 };
@@ -61,6 +62,7 @@ static void make_request(const struct round *round, const struct link *link,
         .force = r->force,
         .restore_id = r->restore_id,
         .one_count = r->one_count,
+        .beside = r->beside != NULL && !r->open ? r->beside[link->index] : 0,
     };
     spec_out_fill(&r->spec, &ret_request->restore.spec, &ret_request->restore.spec_at);
 }
@@ -127,18 +129,32 @@ static int choose_id(struct restoring *r, struct shd_err *e)
     return SHD_OK;
 }
 
+static int read_all(struct restoring *r, struct shd_err *e)
+{
+    const int status = ask_patiently(r, /* open= */ false, e);
+    if (status == SHD_ECANCELED) /* who reads gives up, and forgets what it has read */
+        hub_renew(r->hub);
+    return status;
+}
+
+/* What was read is opened. */
+static int open_read(struct restoring *r, struct shd_err *e)
+{
+    int status = open_all(r, e);
+    for (uint32_t i = 0; status == SHD_ENOENT && i < ATTEMPTS_MAX; i++) {
+        status = read_all(r, e);
+        if (status == SHD_OK)
+            status = open_all(r, e);
+    }
+    return status;
+}
+
 /* A daemon that was started again in between says that it has read nothing. */
 static int run(struct restoring *r, struct shd_err *e)
 {
-    int status = SHD_ENOENT;
-    for (uint32_t i = 0; status == SHD_ENOENT && i < ATTEMPTS_MAX; i++) {
-        status = ask_patiently(r, /* open= */ false, e);
-        if (status == SHD_ECANCELED) /* who reads gives up, and forgets what it has read */
-            hub_renew(r->hub);
-        if (status != SHD_OK)
-            return status;
-        status = open_all(r, e);
-    }
+    int status = read_all(r, e);
+    if (status == SHD_OK)
+        status = open_read(r, e);
     if (status == SHD_OK && r->replace) /* by successors: they serve it */
         status = open_all(r, e);
     return status;
@@ -236,37 +252,60 @@ static int check_session(const shd_session *s, const struct shd_restore_options 
     return SHD_OK;
 }
 
-static int run_within(struct restoring *r, uint64_t timeout_ms, struct shd_err *e)
+static int run_within(struct restoring *r, int (*run_it)(struct restoring *r, struct shd_err *e),
+                      uint64_t timeout_ms, struct shd_err *e)
 {
     struct hub *hub = r->hub;
     const uint64_t timeout_ns = hub->timeout_ns; /* the session's is for what is quick */
     const bool patient = hub->patient;
     hub->patient = false;
     hub->timeout_ns = (timeout_ms > 0 ? timeout_ms : TIMEOUT_MS_DEFAULT) * NS_PER_MS;
-    const int status = run(r, e);
+    const int status = run_it(r, e);
     hub->timeout_ns = timeout_ns;
     hub->patient = patient;
     return status;
 }
 
-int restore_seats(struct hub *hub, const char *path, const struct restore_as *as,
-                  uint64_t *ret_step, struct shd_err *e)
+static int restore_as(struct hub *hub, const char *path, const struct restore_as *as,
+                      int (*run_it)(struct restoring *r, struct shd_err *e), uint64_t *ret_step,
+                      struct shd_err *e)
 {
-    struct restoring r = {
-        .hub = hub, .restore_id = as->id, .one_count = as->one_count, .spec.segment = SEGMENT_CLOSED
-    };
-    CHECK(hub->members.seats != NULL && as->id != 0);
+    struct restoring r = { .hub = hub,
+                           .restore_id = as->id,
+                           .one_count = as->one_count,
+                           .beside = as->beside,
+                           .spec.segment = SEGMENT_CLOSED };
+    CHECK(as->id != 0);
     int status = take_checkpoint(&r, path, e);
     if (status == SHD_OK)
         status = spec_out_init(&r.spec, r.spec_json, e);
     if (status == SHD_OK)
-        status = run_within(&r, /* timeout_ms= */ 0, e);
+        status = run_within(&r, run_it, /* timeout_ms= */ 0, e);
     if (status == SHD_OK)
         *ret_step = r.step;
     spec_out_deinit(&r.spec);
     free(r.path);
     free(r.spec_json);
     return status;
+}
+
+int restore_seats(struct hub *hub, const char *path, const struct restore_as *as,
+                  uint64_t *ret_step, struct shd_err *e)
+{
+    CHECK(hub->members.seats != NULL);
+    return restore_as(hub, path, as, run, ret_step, e);
+}
+
+int restore_read(struct hub *hub, const char *path, const struct restore_as *as, uint64_t *ret_step,
+                 struct shd_err *e)
+{
+    return restore_as(hub, path, as, read_all, ret_step, e);
+}
+
+int restore_ready(struct hub *hub, const char *path, const struct restore_as *as,
+                  uint64_t *ret_step, struct shd_err *e)
+{
+    return restore_as(hub, path, as, open_read, ret_step, e);
 }
 
 int shd_restore(shd_session *s, const char *path, const struct shd_restore_options *options,
@@ -296,7 +335,7 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
     if (status == SHD_OK)
         status = choose_id(&r, e);
     if (status == SHD_OK)
-        status = run_within(&r, o.timeout_ms, e);
+        status = run_within(&r, run, o.timeout_ms, e);
     if (status == SHD_OK) {
         restored.step = r.step;
         for (uint32_t i = 0; i < s->hub->owner_count; i++)

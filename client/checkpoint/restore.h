@@ -24,12 +24,22 @@ struct hub;
 struct restore_as {
     uint64_t id;    /* of the restore, not 0: a model there that knows it is taken for this one */
     bool one_count; /* of updates, as the others have it */
+    const uint64_t *beside; /* borrowed, [links]: the instance of its name that each may have open
+                             * while it reads, 0: none; NULL: none anywhere */
 };
 
 /* Have the daemons of hub open the model of the checkpoint at path, each its own slice, as
  * hub->members.seats says: the others have it already. *ret_step: its step. Errors: as
  * shd_restore(). */
 int restore_seats(struct hub *hub, const char *path, const struct restore_as *as,
+                  uint64_t *ret_step, struct shd_err *e);
+
+/* Of all daemons of hub, in two: have them read it and keep it aside, as long as this session
+ * lasts; and have them open it, once nobody has one of that name, what was lost meanwhile being
+ * read again. *ret_step: its step. Errors: as shd_restore(). */
+int restore_read(struct hub *hub, const char *path, const struct restore_as *as, uint64_t *ret_step,
+                 struct shd_err *e);
+int restore_ready(struct hub *hub, const char *path, const struct restore_as *as,
                   uint64_t *ret_step, struct shd_err *e);
 
 #endif

@@ -20,6 +20,7 @@
 #include "client/ctl/state/keys.h"
 #include "client/ctl/state/model.h"
 #include "client/ctl/state/replay.h"
+#include "client/ctl/state/reshard.h"
 #include "client/ctl/state/rewind.h"
 #include "client/ctl/state/set.h"
 #include "client/ctl/watch/dashboard.h"
@@ -63,6 +64,7 @@ static const struct verb verbs[] = {
     { "snapshots", "list the steps that are kept so", verb_snapshots },
     { "replay", "compute a step again, and say whether the bits agree", verb_replay },
     { "rewind", "go back to one of them", verb_rewind },
+    { "reshard", "give a model more, fewer or other daemons, while it is trained", verb_reshard },
     { "drop", "end a model at all its daemons, and give its memory back", verb_drop },
     { "keys", "which hosts may talk to each other: the cluster file and its keys", verb_keys },
     { "doctor", "what of this host is in the way, and the remedy", verb_doctor },

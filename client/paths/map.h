@@ -121,6 +121,7 @@ struct map_model {
     uint64_t rewound;        /* the attempt that began with the last rewind it knows of; 0: none */
     void (*answered)(struct shd_model *m, const struct map_answer *a); /* NULL: nobody asks */
     void (*look)(struct shd_model *m); /* in each hub_poll(): may set m->fault; NULL: likewise */
+    uint64_t moves; /* to other owners that it has gone along with (run/move.h) */
 };
 
 #endif

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "client/paths/map.h"
 #include "client/paths/rewind.h"
@@ -180,6 +181,40 @@ int place_units(struct shd_model *m, void *const *units, const struct map_owner 
             return r;
         m->session->bytes_mapped += bytes;
     }
+    return SHD_OK;
+}
+
+/* Pages move one slice at a time, and leave nothing: what is unmapped there may be somebody else's
+ * at once. */
+static int move_units(const struct shd_model *n, void *const *to, struct shd_err *e)
+{
+    const uint64_t elem_bytes = dtype_bytes(n->spec->publish);
+    uint64_t moved = 0;
+    for (uint32_t i = 0; i < n->map->owner_count; i++) {
+        const struct shardmap *s = n->map->owners[i].shards;
+        for (uint32_t u = 0; u < n->spec->unit_count; u++) {
+            const uint64_t at = s->slice[u].first_elem * elem_bytes;
+            const uint64_t bytes = shardmap_publish_slice_bytes(s, u);
+            if (bytes > 0 &&
+                mremap((uint8_t *)n->map->params[u] + at, bytes, bytes,
+                       MREMAP_MAYMOVE | MREMAP_FIXED, (uint8_t *)to[u] + at) == MAP_FAILED)
+                return err_sys(e, SHD_ENOMEM, "move the parameters of unit '%s'",
+                               n->spec->units[u].name);
+            moved += bytes;
+        }
+    }
+    CHECK(moved == params_bytes(n)); /* the owners have all of it, each a part */
+    return SHD_OK;
+}
+
+int place_take_over(struct shd_model *m, struct shd_model *n, struct shd_err *e)
+{
+    const int r = move_units(n, m->map->params, e);
+    if (r != SHD_OK)
+        return r;
+    free(n->map->params); /* nothing is left there */
+    n->map->params = m->map->params;
+    m->map->params = NULL;
     return SHD_OK;
 }
 

@@ -23,6 +23,10 @@ int place_units(struct shd_model *m, void *const *units, const struct map_owner 
                 struct shd_err *e);
 void place_release_units(const struct shd_model *m, void **units);
 
+/* n is m's model at other owners, opened beside it: have its units at the addresses of m's, which
+ * are n's from then on, and m has none. Errors: SHD_ENOMEM, and neither is of any use. */
+int place_take_over(struct shd_model *m, struct shd_model *n, struct shd_err *e);
+
 /* The array of a slot, shaped for unit. */
 float *place_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit);
 

@@ -495,3 +495,12 @@ int reopen_models(void *ctx, struct link *link, struct shd_err *e)
         r = reopen_model(m, link, e);
     return r;
 }
+
+int remote_attach(struct shd_session *s, struct blame_sink sink, struct shd_err *e)
+{
+    s->hub->reopen = reopen_models;
+    s->hub->look = reopen_look;
+    s->hub->members.succeed = replica_succeed;
+    s->hub->reopen_ctx = s;
+    return blame_new(s->hub, sink, &s->blame, e);
+}

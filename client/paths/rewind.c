@@ -18,6 +18,7 @@
 #define REACH_NS     (2000 * NS_PER_MS) /* for a step a little ahead */
 #define POLL_NS      (20 * NS_PER_MS)
 #define LEAD_MAX     4096u
+#define MOVES_SHIFT  48u /* attempts are below that: LEDGER_RESETS_MAX */
 
 /* -- Looking ------------------------------------------------------------------------------------
  */
@@ -66,7 +67,7 @@ uint64_t rewind_newest(const struct shd_model *m, uint64_t *ret_step)
 
 uint64_t rewind_known(const struct shd_model *m)
 {
-    return m->map != NULL ? m->map->rewound : 0;
+    return m->map != NULL ? m->map->rewound + (m->map->moves << MOVES_SHIFT) : 0;
 }
 
 int rewind_seen(const struct shd_model *m, struct shd_err *e)

@@ -10,7 +10,8 @@
  * none) and where it went. */
 uint64_t rewind_newest(const struct shd_model *m, uint64_t *ret_step);
 
-/* The one that this worker has gone along with; 0: none, also in this process. */
+/* Another number after each rewind that this worker has gone along with, or move to other owners.
+ */
 uint64_t rewind_known(const struct shd_model *m);
 
 /* SHD_ERESET: an owner has gone back since. */

@@ -8,7 +8,6 @@
 #include "client/paths/path.h"
 #include "client/paths/place.h"
 #include "client/paths/remote.h"
-#include "client/paths/replica.h"
 #include "client/run/fork.h"
 #include "client/session/blame.h"
 #include "client/session/gpu.h"
@@ -105,13 +104,8 @@ static int connect_owners(struct shd_session *s, const struct shd_options *o, st
                                              .events = { o->event, o->event_ctx } };
         r = hub_new(&address, &options, &s->hub, e);
     }
-    if (r == SHD_OK && s->hub != NULL) {
-        s->hub->reopen = reopen_models;
-        s->hub->look = reopen_look;
-        s->hub->members.succeed = replica_succeed;
-        s->hub->reopen_ctx = s;
-        r = blame_new(s->hub, (struct blame_sink){ o->waits, o->waits_ctx }, &s->blame, e);
-    }
+    if (r == SHD_OK && s->hub != NULL)
+        r = remote_attach(s, (struct blame_sink){ o->waits, o->waits_ctx }, e);
     address_free(&address);
     return r;
 }

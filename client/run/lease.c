@@ -10,6 +10,7 @@
 #include "client/paths/order.h"
 #include "client/paths/path.h"
 #include "client/run/drop.h"
+#include "client/run/move.h"
 #include "client/run/policy.h"
 #include "client/run/reset.h"
 #include "client/run/stream.h"
@@ -122,7 +123,7 @@ int shd_lease(shd_model *m, enum shd_lease_what *ret_what, uint32_t *ret_micro, 
     if (r == SHD_OK && !m->sealed) /* its commit broke off */
         r = lease_take(m, &leased, e);
     if (r != SHD_OK)
-        return r;
+        return move_along(m, r, e);
     *ret_what = shown[leased.what];
     if (leased.what == WIRE_LEASED_GROUP)
         *ret_micro = leased.group * m->spec->accumulate;

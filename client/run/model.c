@@ -1,5 +1,6 @@
 /* Opening models, looking things up in them, closing them. See client/shd.h. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +10,7 @@
 #include "client/run/exec.h"
 #include "client/run/grads.h"
 #include "client/run/hostsum.h"
+#include "client/run/move.h"
 #include "client/run/pin.h"
 #include "client/run/policy.h"
 #include "client/session/replay.h"
@@ -51,6 +53,18 @@ static int check_not_open(const struct shd_session *s, const struct shd_model *o
     return SHD_OK;
 }
 
+/* At the owners that it has now. */
+static int open_moved(struct shd_model *m, const char *name, uint32_t slots, struct shd_err *e)
+{
+    char wanted[SPEC_NAME_BYTES_MAX];
+    snprintf(wanted, sizeof wanted, "%s", m->spec != NULL ? m->spec->name : name);
+    const int r = move_session(m->session, wanted, e);
+    if (r != SHD_OK)
+        return r;
+    m->session->control->close(m); /* of the others */
+    return m->session->control->open(m, wanted, slots, e);
+}
+
 /* spec (taken in any case) or, when NULL, the model called name. */
 static int open_model(shd_session *s, struct spec *spec, const char *name, shd_model **ret_model,
                       struct shd_err *e)
@@ -77,6 +91,8 @@ static int open_model(shd_session *s, struct spec *spec, const char *name, shd_m
     }
     if (r == SHD_OK)
         r = s->control->open(m, name, slots, e);
+    if (r == SHD_EMOVED)
+        r = open_moved(m, name, slots, e);
     if (r == SHD_OK)
         policy_opened(m);
     if (r == SHD_OK && spec == NULL)

@@ -24,6 +24,7 @@ struct dropping {
     uint64_t first;                         /* owner 0's instance; 0: it has none */
     uint32_t counts[WIRE_DROPPED_KEPT + 1]; /* answers of the round, by what they say */
     char near[WIRE_NAME_BYTES_MAX];
+    bool forgot; /* it had moved from there, and is looked for there no more */
 };
 
 static void make_request(const struct round *round, const struct link *link,
@@ -48,6 +49,7 @@ static int take_dropped(const struct round *round, const struct link *link,
     d->counts[dropped->what]++;
     if (link->index == 0 && dropped->what == WIRE_DROPPED_HELD)
         d->first = dropped->instance;
+    d->forgot = d->forgot || (dropped->what == WIRE_DROPPED_NONE && dropped->instance != 0);
     if (dropped->near[0] != '\0')
         snprintf(d->near, sizeof d->near, "%s", dropped->near);
     return SHD_OK;
@@ -127,7 +129,7 @@ static int run(struct dropping *d, struct shd_err *e)
             return r;
         }
         if (d->counts[WIRE_DROPPED_HELD] == 0)
-            return some ? SHD_OK : no_such(d, e);
+            return some || d->forgot ? SHD_OK : no_such(d, e);
         some = true;
         r = go(d, e);
         if (r != SHD_OK || d->counts[WIRE_DROPPED_KEPT] == 0)

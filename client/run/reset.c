@@ -83,30 +83,3 @@ int reset_look(struct shd_model *m, struct shd_err *e)
                    "already: compute this worker's micro-batches again",
                    m->step);
 }
-
-int shd_reset_step(shd_model *m, struct shd_err *e)
-{
-    uint64_t attempt = 0;
-    int r = session_check(m->session, e);
-    if (r == SHD_OK)
-        r = m->session->control->poll(m, e);
-    if (r == SHD_OK)
-        r = err_copy(&m->fault, e);
-    if (r != SHD_OK)
-        return r;
-    if (m->sealed)
-        return err_set(e, SHD_ESTEP,
-                       "step %" PRIu64 " cannot be reset: its commit has begun, and the gradients "
-                       "that are in count; go on with shd_commit()",
-                       m->step);
-    if (reset_look(m, NULL) == SHD_ERESET)
-        return SHD_OK; /* somebody was faster */
-    r = m->session->control->reset(m, &attempt, e);
-    if (r == SHD_ESTEP && reset_look(m, NULL) == SHD_ERESET)
-        return SHD_OK; /* it went back meanwhile: there is no such step */
-    if (r != SHD_OK)
-        return r;
-    m->in.attempt = attempt;
-    drop_step(m);
-    return SHD_OK;
-}

@@ -15,6 +15,7 @@
 #include "client/run/follow.h"
 #include "client/run/grads.h"
 #include "client/run/lease.h"
+#include "client/run/move.h"
 #include "client/run/policy.h"
 #include "client/run/reset.h"
 #include "client/run/rewind.h"
@@ -161,6 +162,7 @@ static int check_micros(const struct shd_model *m, const uint32_t *micros, uint3
  * caller has to know where it is. A callback may have learned so by a call of its own. */
 static bool again(struct step_run *run, int *r, struct shd_err *e)
 {
+    *r = move_along(run->m, *r, e);
     const bool told = *r == SHD_EINTERNAL && rewind_known(run->m) != run->rewound;
     if (*r != SHD_ERESET && !told)
         return false;

@@ -9,11 +9,13 @@
 #include "client/paths/order.h"
 #include "client/paths/path.h"
 #include "client/paths/rewind.h"
+#include "client/run/drop.h"
 #include "client/run/gaps.h"
 #include "client/run/give.h"
 #include "client/run/grads.h"
 #include "client/run/hold.h"
 #include "client/run/hostsum.h"
+#include "client/run/move.h"
 #include "client/run/parts.h"
 #include "client/run/policy.h"
 #include "client/run/reset.h"
@@ -57,11 +59,11 @@ int shd_acquire(shd_model *m, uint32_t unit, const void **ret_params, struct shd
     if (r == SHD_OK)
         r = hold_fetch(m, unit, e);
     if (r != SHD_OK)
-        return r;
+        return move_along(m, r, e);
     r = hold_acquire(m, unit, e);
     if (r != SHD_OK) {
         hold_let_go(m, unit);
-        return r == SHD_ERESET ? reset_look(m, e) : r;
+        return r == SHD_ERESET ? reset_look(m, e) : move_along(m, r, e);
     }
     if (ret_params != NULL)
         *ret_params = m->reader->params(m, unit);
@@ -137,7 +139,7 @@ int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, stru
     if (r == SHD_OK)
         r = give_open(m, micro, unit, &grad, &fresh, e);
     if (r != SHD_OK)
-        return r;
+        return move_along(m, r, e);
     struct shd_err why = { 0 };
     if (fresh)
         r = gaps_zero(m, unit, grad, &why);
@@ -161,7 +163,7 @@ int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
     activity_begin(m, ACTIVITY_RETURN, unit, micro);
     r = return_one(m, micro, unit, e);
     activity_end(m);
-    return r;
+    return move_along(m, r, e);
 }
 
 static int fill_parts(struct shd_model *m, uint32_t micro, uint32_t unit, const struct parts *parts,
@@ -191,13 +193,13 @@ int shd_return_parts(shd_model *m, uint32_t micro, uint32_t unit, const struct s
     if (r == SHD_OK)
         r = parts_check(m, unit, &all, e);
     if (r != SHD_OK)
-        return r;
+        return move_along(m, r, e);
     activity_begin(m, ACTIVITY_RETURN, unit, micro);
     r = fill_parts(m, micro, unit, &all, e);
     if (r == SHD_OK)
         r = return_one(m, micro, unit, e);
     activity_end(m);
-    return r;
+    return move_along(m, r, e);
 }
 
 int shd_return_none(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
@@ -205,7 +207,9 @@ int shd_return_none(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err 
     int r = check_place(m, micro, unit, e);
     if (r == SHD_OK)
         r = stream_before_none(m, micro, unit, e);
-    return r == SHD_OK ? give_none(m, micro, unit, e) : r;
+    if (r == SHD_OK)
+        r = give_none(m, micro, unit, e);
+    return move_along(m, r, e);
 }
 
 int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t count,
@@ -253,6 +257,40 @@ int shd_report_named(shd_model *m, uint32_t micro, const char *names, const doub
     if (count > 0)
         memcpy(report->metrics, metrics, count * sizeof *metrics);
     snprintf(report->names, sizeof report->names, "%s", names);
+    return SHD_OK;
+}
+
+/* -- Again ------------------------------------------------------------------------------------- */
+
+int shd_reset_step(shd_model *m, struct shd_err *e)
+{
+    uint64_t attempt = 0;
+    int r = session_check(m->session, e);
+    if (r == SHD_OK)
+        r = m->session->control->poll(m, e);
+    if (r == SHD_OK)
+        r = err_copy(&m->fault, e);
+    if (r != SHD_OK && (r = move_along(m, r, e)) == SHD_ERESET)
+        return SHD_OK; /* it has other owners, and begins a step there */
+    if (r != SHD_OK)
+        return r;
+    if (m->sealed)
+        return err_set(e, SHD_ESTEP,
+                       "step %" PRIu64 " cannot be reset: its commit has begun, and the gradients "
+                       "that are in count; go on with shd_commit()",
+                       m->step);
+    if (reset_look(m, NULL) == SHD_ERESET)
+        return SHD_OK; /* somebody was faster */
+    r = m->session->control->reset(m, &attempt, e);
+    if (r == SHD_ESTEP && reset_look(m, NULL) == SHD_ERESET)
+        return SHD_OK; /* it went back meanwhile: there is no such step */
+    r = move_along(m, r, e);
+    if (r == SHD_ERESET)
+        return SHD_OK; /* as above */
+    if (r != SHD_OK)
+        return r;
+    m->in.attempt = attempt;
+    drop_step(m);
     return SHD_OK;
 }
 
@@ -413,10 +451,24 @@ static int go_back(struct shd_model *m, struct shd_result *ret_result, struct sh
     return SHD_OK;
 }
 
+/* The commit has come to r. Where the model has gone back, or away, and this worker with it: what
+ * it says then. */
+static int commit_failed(struct shd_model *m, int r, uint64_t rewound,
+                         struct shd_result *ret_result, struct shd_err *e)
+{
+    r = move_along(m, r, e);
+    if (r != SHD_ERESET || rewind_known(m) == rewound)
+        return r;
+    const struct shd_result back = rewind_result(m);
+    sized_give(ret_result, &back);
+    return SHD_OK;
+}
+
 int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result *ret_result,
                struct shd_err *e)
 {
     struct shd_update u = { 0 };
+    const uint64_t rewound = rewind_known(m);
     int r = session_check(m->session, e);
     if (r == SHD_OK)
         r = sized_check(ret_result, sizeof *ret_result, "shd_result", e);
@@ -435,23 +487,17 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
     if (r == SHD_OK)
         r = err_copy(&m->fault, e);
     if (r != SHD_OK)
-        return r;
+        return commit_failed(m, r, rewound, ret_result, e);
     struct decided decided;
     const struct decide_args args = decide_args(m, &u);
     const struct wire_bytes blob = { u.blob, u.blob_bytes };
     const uint64_t start_ns = clock_now_ns();
-    const uint64_t rewound = rewind_known(m);
     r = commit_or_look(m, &args, u.blob != NULL ? &blob : NULL, &decided, e);
     m->session->wait_ns += clock_now_ns() - start_ns;
-    if (r == SHD_ERESET && rewind_known(m) != rewound) {
-        const struct shd_result back = rewind_result(m);
-        sized_give(ret_result, &back);
-        return SHD_OK;
-    }
     if (r == SHD_ESTOPPED && rewind_due(m))
         return go_back(m, ret_result, e);
     if (r != SHD_OK)
-        return r;
+        return commit_failed(m, r, rewound, ret_result, e);
     struct shd_result result = { .step = m->step,
                                  .grad_norm = decided.grad_norm,
                                  .skipped = decided.decision.skip,
@@ -471,7 +517,7 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
         say_overtaken(m);
         r = m->session->control->catch_up(m, e);
         if (r != SHD_OK)
-            return r;
+            return commit_failed(m, r, rewound, ret_result, e);
     } else {
         model_decided(m, &decided.decision);
         m->step++;

@@ -300,6 +300,11 @@ int blame_new(struct hub *hub, struct blame_sink sink, struct blame **ret_blame,
     return SHD_OK;
 }
 
+struct blame_sink blame_sink_of(const struct blame *b)
+{
+    return b->sink;
+}
+
 void blame_every(struct blame *b, uint64_t every_ns)
 {
     b->every_ns = every_ns;

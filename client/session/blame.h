@@ -23,6 +23,9 @@ struct blame_sink {                           /* where lines go */
 /* From here on the waits of hub are looked into. Errors: SHD_ENOMEM. */
 int blame_new(struct hub *hub, struct blame_sink sink, struct blame **ret_blame, struct shd_err *e);
 
+/* Where its lines go. */
+struct blame_sink blame_sink_of(const struct blame *b);
+
 /* A line for whoever reads the program's log; NULL: stderr. */
 void blame_say(const struct blame *b, const char *line);
 

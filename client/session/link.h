@@ -128,6 +128,7 @@ struct hub_members {               /* owners and their replicas, and who is out 
     uint32_t successions; /* owners that were lost, ever; */
     uint32_t losses;      /* and replicas, too */
     uint64_t told;        /* the view's number plus 1, as Hello says it; 0: there are no replicas */
+    bool stays;           /* a model that moves to other owners is not gone along with */
     bool joining;         /* hosts that are in again are being taken in; no step is worked on */
     bool tells;           /* all daemons have to know it: more than two hosts have some */
 };

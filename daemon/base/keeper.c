@@ -34,6 +34,7 @@ static const char *const part_names[KEEPER_PARTS] = {
     [KEEPER_SPARE] = "-spare",
     [KEEPER_PUT] = "-put",
     [KEEPER_COMMON] = "-common",
+    [KEEPER_MOVED] = "-moved",
     "-snap0",
     "-snap1",
     "-snap2",

@@ -4,7 +4,7 @@
  *
  * A model's descriptors are named after its instance: m<16 hex digits>-ledger, -state, -spill,
  * -spare, -put, -common, -snap0 to -snap7. The ledger goes in first and out last, so that whatever
- * lies there without one is not ours.
+ * lies there without one is not ours, but for -moved, which is of no model.
  *
  * Failure modes: no manager (NOTIFY_SOCKET is not set): nothing is stored, state dies with the
  * process, and Status says so. A manager that does not take a descriptor in time: an error to who
@@ -32,6 +32,7 @@ enum keeper_part {
     KEEPER_SPARE,
     KEEPER_PUT,
     KEEPER_COMMON,   /* other models have it as well */
+    KEEPER_MOVED,    /* of no model: where one has gone, and its own instance (model/moved.h) */
     KEEPER_SNAPSHOT, /* the first of KEEPER_SNAPSHOTS */
     KEEPER_PARTS = KEEPER_SNAPSHOT + 8
 };

@@ -56,7 +56,8 @@ struct daemon_hooks {
 };
 
 struct daemon_restore {
-    struct restore *work;                     /* NULL when idle */
+    struct restore *work; /* NULL when idle */
+    const char *parked;   /* borrowed: the name of its model once that is read; NULL: none */
     _Atomic uint64_t bytes_done, bytes_total; /* of the model's arrays; total 0: none are read */
 };
 

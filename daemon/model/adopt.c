@@ -23,6 +23,7 @@
 #include "daemon/model/create.h"
 #include "daemon/model/model.h"
 #include "daemon/model/model_unit.h"
+#include "daemon/model/moved.h"
 #include "daemon/model/put.h"
 #include "daemon/model/snapshots.h"
 #include "daemon/model/spill.h"
@@ -493,6 +494,7 @@ void adopt_all(struct daemon *d)
     for (uint32_t i = 0; i < d->keeper->group_count; i++)
         if (!d->keeper->groups[i].done)
             drop_replaced(d, &d->keeper->groups[i]);
+    moved_adopt(d);
     for (uint32_t looks = 0;; looks++) {
         const bool patient = d->adopt->models == 0 || looks < SHORTAGE_LOOKS;
         if (!adopt_some(d, looks, patient))

@@ -16,6 +16,7 @@
 #include "daemon/model/common.h"
 #include "daemon/model/fork.h"
 #include "daemon/model/model.h"
+#include "daemon/model/moved.h"
 #include "daemon/model/open.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
@@ -277,6 +278,16 @@ bool create_has_room(const struct daemon *d)
     return d->model_count + open->create_count + (open->making != NULL) < DAEMON_MODELS_MAX;
 }
 
+int create_check_name(struct op *op, const char *name, struct moved_seat seat)
+{
+    const struct daemon *d = op->daemon;
+    const struct moved_asked asked = { .seat = seat };
+    const int r = moved_check(d, name, &asked, &op->err);
+    if (r == SHD_OK && d->restore.parked != NULL && strcmp(d->restore.parked, name) == 0)
+        return busy(op);
+    return r;
+}
+
 static int check_begin(struct op *op)
 {
     const struct wire_create *req = &op->req.create;
@@ -287,7 +298,7 @@ static int check_begin(struct op *op)
     if (!create_has_room(d))
         return err_set(&op->err, SHD_EBUSY, "daemon %s has %u models, the most there may be",
                        d->device, DAEMON_MODELS_MAX);
-    return SHD_OK;
+    return create_check_name(op, req->name, (struct moved_seat){ req->owner, req->owners });
 }
 
 int create_begin(struct op *op)

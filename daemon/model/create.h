@@ -23,6 +23,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/model/moved.h"
+
 struct create;
 struct daemon;
 struct model;
@@ -49,6 +51,10 @@ int create_give_way(struct op *op, const char *name);
 
 /* Owner 0 has dropped its model, of instance `first`. */
 void create_gone(struct daemon *d, const char *name, uint64_t first);
+
+/* May a model of this name be made, which is not open? Errors: SHD_EMOVED it has other owners now;
+ * SHD_EBUSY, with retry_ms, it is being restored. */
+int create_check_name(struct op *op, const char *name, struct moved_seat seat);
 
 /* Whether the daemon may have one model more than are open, or being made. */
 bool create_has_room(const struct daemon *d);

@@ -16,6 +16,7 @@
 #include "daemon/model/drain.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
+#include "daemon/model/moved.h"
 #include "daemon/model/open.h"
 #include "daemon/model/put.h"
 #include "daemon/model/remains.h"
@@ -23,6 +24,7 @@
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "proto/base/check.h"
+#include "proto/base/failpoint.h"
 #include "proto/base/flags.h"
 #include "proto/base/sys.h"
 #include "proto/wire/wire.h"
@@ -90,13 +92,14 @@ static int answer(struct op *op, enum wire_dropped_what what)
     return SHD_OK;
 }
 
-static int answer_none(struct op *op)
+static int answer_none(struct op *op, bool forgot)
 {
     const struct daemon *d = op->daemon;
     const char *names[DAEMON_MODELS_MAX];
     for (uint32_t i = 0; i < d->model_count; i++)
         names[i] = d->models[i]->ledger->head->name;
     answer(op, WIRE_DROPPED_NONE);
+    op->reply.dropped.instance = forgot;
     op->text = sys_malloc(WIRE_NAME_BYTES_MAX);
     if (op->text == NULL || d->model_count == 0)
         return SHD_OK;
@@ -182,18 +185,24 @@ static int check_unused(struct op *op, const struct model *m)
         user->session->name, (int)user->session->pid);
 }
 
+static const struct shd_err *say_dropped(const struct model *m, const struct drop *drop,
+                                         struct shd_err *why)
+{
+    err_set(why, SHD_ENOENT, "model '%.40s' was dropped by %s", m->ledger->head->name, drop->by);
+    return why;
+}
+
 /* Sessions that have m open, but the one that drops it; trainers: those with gradient slots. */
-static void dismiss(const struct model *m, const struct drop *drop, bool trainers)
+static void dismiss(const struct model *m, const struct drop *drop, bool trainers,
+                    const struct shd_err *why)
 {
     struct daemon *d = m->daemon;
     const uint32_t place = model_place(m->handle);
-    struct shd_err why;
-    err_set(&why, SHD_ENOENT, "model '%.40s' was dropped by %s", m->ledger->head->name, drop->by);
     for (uint32_t i = 0; i < d->sessions->made; i++) {
         struct session *s = &d->sessions->items[i];
         if (s->state == SESSION_OPEN && s->id != drop->session &&
             (inbox_of(s, m) != NULL || (!trainers && session_has_opened(s, place))))
-            session_dismiss(s, &why);
+            session_dismiss(s, why);
     }
 }
 
@@ -219,9 +228,10 @@ static int hold(struct op *op)
 {
     const struct wire_drop *req = &op->req.drop;
     struct model *m = model_find(op->daemon, req->name);
+    struct shd_err why;
     if (m == NULL) {
         const int r = hold_none(op, req->name);
-        return r == SHD_OK ? answer_none(op) : r;
+        return r == SHD_OK ? answer_none(op, moved_forget(op->daemon, req->name)) : r;
     }
     int r = check_owner(op, m);
     if (r == SHD_OK && m->use.drop != NULL)
@@ -234,7 +244,8 @@ static int hold(struct op *op)
     if (drop == NULL)
         return err_set(&op->err, SHD_ENOMEM, "no memory to drop a model");
     presence_hold(m->ledger->head, req->first);
-    dismiss(m, drop, /* trainers= */ true);
+    if (!moved_by(m, drop->session)) /* else they train on until it is gone */
+        dismiss(m, drop, /* trainers= */ true, say_dropped(m, drop, &why));
     return answer_held(op, m);
 }
 
@@ -284,16 +295,19 @@ static int carry_out(struct drop *drop, struct session *by)
     drop->remains = remains_new(m, taken_apart, drop);
     if (drop->remains == NULL)
         return SHD_ENOMEM;
-    err_set(&why, SHD_ENOENT, "model '%.40s' was dropped by %s", m->ledger->head->name, drop->by);
+    if (!moved_away(m, by, &why))
+        say_dropped(m, drop, &why);
+    FAIL_POINT("drop:gone:before");
     log_info("op=drop model=%s owner=%" PRIu32 "/%" PRIu32 " step=%" PRIu64 " by=\"%s\"",
              m->ledger->head->name, m->ledger->head->owner, m->ledger->head->owners,
              step_now(m->core), drop->by);
     presence_end(m->ledger->head); /* for a successor, too */
+    FAIL_POINT("drop:gone:after");
     m->ready = false;
     m->last_status = SHD_ENOENT;
     model_refuse(m, &why);
     drop->session = by->id;
-    dismiss(m, drop, /* trainers= */ false);
+    dismiss(m, drop, /* trainers= */ false, &why);
     drop->session = 0;
     forget(by, m, place);
     model_unregister(m);
@@ -387,7 +401,7 @@ int drop_settle(struct op *op, const char *name)
     if (m == NULL)
         return SHD_OK;
     if (m->use.drop != NULL)
-        return held(op, m);
+        return moved_by(m, m->use.drop->session) ? drop_ask_again(op) : held(op, m);
     const struct presence_word word = { .first = req->first };
     const enum presence_told told = presence_hear(m->ledger->head, &word);
     if (told == PRESENCE_KEEP)

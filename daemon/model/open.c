@@ -201,11 +201,19 @@ static int attach(struct open_work *w, struct model *m)
     return r;
 }
 
+static struct moved_seat seat_of(const struct op *op)
+{
+    return (struct moved_seat){ op->req.open_model.owner, op->req.open_model.owners };
+}
+
 static int check_owner(struct op *op, const struct model *m)
 {
     const struct wire_open_model *req = &op->req.open_model;
+    const struct moved_asked asked = { seat_of(op), /* here= */ true };
     if (req->owner == m->map->owner && req->owners == m->map->owners)
         return SHD_OK;
+    if (moved_check(op->daemon, m->spec->name, &asked, &op->err) != SHD_OK)
+        return SHD_EMOVED; /* where it is now, this daemon is an owner as well */
     return err_set(&op->err, SHD_ESPEC,
                    "model '%s' is open with this daemon as owner %" PRIu32 " of %" PRIu32
                    ", asked for as owner %" PRIu32 " of %" PRIu32
@@ -392,7 +400,12 @@ static int name_one(const struct daemon *d, struct shd_err *e)
 
 static int no_such_model(struct op *op, const char *name)
 {
-    const int r = adopt_check_name(op->daemon, name, &op->err);
+    const struct moved_asked asked = { .seat = seat_of(op) };
+    if (name[0] == '\0' && op->daemon->model_count > 0)
+        return name_one(op->daemon, &op->err);
+    int r = adopt_check_name(op->daemon, name, &op->err);
+    if (r == SHD_OK)
+        r = moved_check(op->daemon, name, &asked, &op->err);
     if (r != SHD_OK)
         return r;
     if (name[0] == '\0')
@@ -420,6 +433,13 @@ static void begin_making(struct open_work *w)
     uv_queue_work(d->loop, &w->work, make_model, model_made);
 }
 
+/* None of this name is open: may one be made? */
+static int check_new(struct op *op, const char *name)
+{
+    const int r = adopt_check_name(op->daemon, name, &op->err);
+    return r == SHD_OK ? create_check_name(op, name, seat_of(op)) : r;
+}
+
 static void spec_parsed(uv_work_t *work, int cancelled)
 {
     struct open_work *w = work->data;
@@ -440,7 +460,7 @@ static void spec_parsed(uv_work_t *work, int cancelled)
         w->status = drop_ask_again(w->op);
     if (m != NULL)
         attach_found(w, m);
-    else if (w->status != SHD_OK || (w->status = adopt_check_name(d, name, &w->op->err)) != SHD_OK)
+    else if (w->status != SHD_OK || (w->status = check_new(w->op, name)) != SHD_OK)
         finish_open(w, w->status);
     else if (w->op->session->role == WIRE_READER)
         finish_open(w, err_set(&w->op->err, SHD_ENOENT,

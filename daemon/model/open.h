@@ -14,6 +14,7 @@ struct create;
 struct daemon;
 struct drop;
 struct model;
+struct moved;
 struct op;
 struct open_work;
 
@@ -27,6 +28,7 @@ struct open_queue { /* served one at a time */
     uint32_t create_count;
     struct model *found; /* borrowed: what `work` attaches to, or compares specs with; or NULL */
     struct drop *drops;  /* owned list (drop.h) */
+    struct moved *moved; /* owned list (moved.h) */
 };
 
 /* Serve op, which has a spec, or whose text is the name of an open model: it is finished later. */

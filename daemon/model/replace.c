@@ -9,6 +9,7 @@
 #include "daemon/core/step.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
+#include "daemon/model/moved.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "proto/base/failpoint.h"
@@ -72,5 +73,7 @@ void replace_nothing(struct daemon *d, struct model *m)
     FAIL_POINT("restore:ready:before");
     atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
     FAIL_POINT("restore:ready:after");
+    moved_here(d, m->ledger->head->name,
+               (struct moved_seat){ m->ledger->head->owner, m->ledger->head->owners });
     model_serve(d, m);
 }

@@ -85,6 +85,7 @@ static void drop(struct restore *w)
 {
     struct op *next = w->successor;
     w->daemon->restore.work = NULL;
+    w->daemon->restore.parked = NULL;
     atomic_store(&w->daemon->restore.bytes_total, 0);
     restore_free(w);
     const int r = next != NULL ? begin(next) : SHD_PENDING;
@@ -113,6 +114,7 @@ static void park(struct restore *w)
 {
     struct op *op = w->op;
     w->op = NULL;
+    w->daemon->restore.parked = w->model->spec->name;
     op->reply.type = WIRE_RESTORED;
     op->reply.restored = (struct wire_restored){ .step = step_now(w->model->core),
                                                  .bytes = w->bytes };
@@ -124,8 +126,10 @@ static void park(struct restore *w)
 static int check_free(struct op *op, const char *name)
 {
     struct daemon *d = op->daemon;
+    const struct wire_restore *req = &op->req.restore;
     const struct model *open = model_find(d, name);
-    if (open != NULL)
+    const bool moves = open != NULL && !req->open && req->beside == open->kept.instance;
+    if (open != NULL && !moves)
         return replace_check(op, open);
     if (d->model_count + d->open->create_count >= DAEMON_MODELS_MAX)
         return err_set(&op->err, SHD_EBUSY, "daemon %s has %u models, the most there may be",

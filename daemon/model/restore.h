@@ -8,7 +8,8 @@
  * Happy path: parse and plan on libuv's pool; several pool threads read piece after piece straight
  * into the state segment and compare each leaf with leaves.bin; the loop has the published copy
  * made; parked. Failure: the first error counts and names tensor, elements and file; no model is
- * left. One that is open already is in the way, or replaced (replace.h).
+ * left. One that is open already is in the way, or replaced (replace.h), or moves away meanwhile
+ * (moved.h): it may be there while this is read, and has to be gone when it is opened.
  */
 #ifndef SHD_RESTORE_H
 #define SHD_RESTORE_H

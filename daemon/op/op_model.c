@@ -1,4 +1,4 @@
-/* Requests of a whole model: OPEN_MODEL, DROP, GET, GET_BLOB, PIN, UNPIN. */
+/* Requests of a whole model: OPEN_MODEL, DROP, MOVE, GET, GET_BLOB, PIN, UNPIN. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,6 +6,7 @@
 #include "daemon/core/step.h"
 #include "daemon/model/drop.h"
 #include "daemon/model/model.h"
+#include "daemon/model/moved.h"
 #include "daemon/model/open.h"
 #include "daemon/model/pin.h"
 #include "daemon/model/stage.h"
@@ -41,6 +42,10 @@ const struct request request_open_model = { op_open_model, ANY_ROLE };
 
 const struct request request_drop = { drop_ask,
                                       REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_ADMIN) };
+
+/* MOVE: say where a model is once it is dropped, or ask; see moved.h. */
+
+const struct request request_move = { moved_ask, ANY_ROLE };
 
 /* GET: an array of a unit as of the step that the reply names; while a step is being applied the
  * request waits. See stage.h. */

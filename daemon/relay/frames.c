@@ -71,6 +71,7 @@ int frame_admits(const struct wire_request *request, bool files, struct shd_err 
     case WIRE_DROP:
     case WIRE_SNAPSHOT:
     case WIRE_REWIND:
+    case WIRE_MOVE:
         return SHD_OK;
     default:
         break;

@@ -32,7 +32,8 @@
     X(SHD_EINTERNAL, -16, "internal error")                                \
     X(SHD_ECANCELED, -17, "broken off by the caller")                      \
     X(SHD_ERESET, -18, "the open step was reset: compute it again")        \
-    X(SHD_ESTOPPED, -19, "a guard has stopped training")
+    X(SHD_ESTOPPED, -19, "a guard has stopped training")                   \
+    X(SHD_EMOVED, -20, "the model has other owners now")
 
 #define SHD_ERR_TEXT_BYTES 256
 

@@ -34,6 +34,7 @@
 #define WIRE_VALUES_MAX      131072u /* per reply, and of one Show's range: 512 KiB */
 #define WIRE_NAME_BYTES_MAX  128u
 #define WIRE_PATH_BYTES_MAX  4096u
+#define WIRE_TO_BYTES_MAX    16384u
 #define WIRE_LINK_ID_BYTES   128u
 #define WIRE_TOKEN_BYTES     16u /* SHD_TOKEN_BYTES: of the side channel */
 #define WIRE_SUM_BYTES       32u
@@ -84,6 +85,7 @@ enum wire_level {
                         * History.units_from, Rows.units */
     WIRE_LEVEL_FORCES, /* Restore.force */
     WIRE_LEVEL_VIEWS,  /* Hello.view */
+    WIRE_LEVEL_MOVES,  /* Move, Restore.beside */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -118,7 +120,8 @@ enum wire_level {
     X(FORK, fork)             \
     X(SET, set)               \
     X(SNAPSHOT, snapshot)     \
-    X(REWIND, rewind)
+    X(REWIND, rewind)         \
+    X(MOVE, move)
 
 enum wire_request_type {
 #define WIRE_REQUEST_ENUM(NAME, name) WIRE_##NAME,
@@ -222,8 +225,9 @@ struct wire_restore {
     bool replace;        /* the model that is open, if one is */
     uint64_t restore_id; /* the same for all owners; 0: not said */
     struct wire_spec_at spec_at;
-    bool one_count; /* as in wire_open_model */
-    bool force;     /* with replace: also where somebody trains or saves it */
+    bool one_count;  /* as in wire_open_model */
+    bool force;      /* with replace: also where somebody trains or saves it */
+    uint64_t beside; /* not open: the instance that may be open still, as it moves; 0: none */
 };
 
 struct wire_drain {
@@ -356,6 +360,18 @@ struct wire_drop {
     uint32_t owner, owners;
     bool force;
 };
+enum wire_move_what {
+    WIRE_MOVE_TELL = 1,
+    WIRE_MOVE_LOOK = 2,
+    WIRE_MOVE_THERE = 3,
+};
+struct wire_move {
+    enum wire_move_what what;
+    const char *name;  /* LOOK: "": the only one's */
+    const char *to;    /* TELL: < WIRE_TO_BYTES_MAX, names of devices with commas between them */
+    uint64_t step, id; /* TELL: as of which they have it, and of which restore */
+    const char *path;  /* TELL: of a checkpoint, < WIRE_PATH_BYTES_MAX, printable */
+};
 struct wire_fork {
     uint64_t origin; /* > 0 */
     uint32_t model;
@@ -395,6 +411,7 @@ struct wire_request {
         struct wire_fork fork;
         struct wire_snapshot snapshot;
         struct wire_rewind rewind;
+        struct wire_move move;
     };
 };
 
@@ -425,8 +442,9 @@ enum wire_reply_type {
     WIRE_SET_ANSWER,
     WIRE_SNAPSHOTS,
     WIRE_REWOUND,
+    WIRE_MOVED,
 };
-#define WIRE_REPLY_TYPES (WIRE_REWOUND + 1)
+#define WIRE_REPLY_TYPES (WIRE_MOVED + 1)
 
 struct wire_welcome {
     uint64_t session;
@@ -600,8 +618,21 @@ enum wire_dropped_what {
 };
 struct wire_dropped {
     enum wire_dropped_what what;
-    uint64_t instance, step; /* HELD: of this owner's model */
+    uint64_t instance, step; /* HELD: of this owner's model; NONE: 1, it had moved, and this is
+                              * forgotten */
     const char *near;        /* NONE: the most similar name here, or "" */
+};
+enum wire_moved_what {
+    WIRE_MOVED_TOLD = 1, /* it will be */
+    WIRE_MOVED_AWAY = 2,
+    WIRE_MOVED_NOT = 3, /* nothing is known of that name */
+};
+struct wire_moved {
+    enum wire_moved_what what;
+    uint64_t instance;            /* of this owner's that moves */
+    uint64_t step, id;            /* AWAY: as wire_move has them, with the next */
+    const char *to, *path, *name; /* "": not said */
+    bool there;                   /* AWAY: they had it open */
 };
 struct wire_forked {
     uint64_t step, updates;
@@ -649,6 +680,7 @@ struct wire_reply {
         struct wire_forked forked;
         struct wire_snapshots snapshots;
         struct wire_rewound rewound;
+        struct wire_moved moved;
     };
 };
 

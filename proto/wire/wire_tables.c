@@ -195,6 +195,7 @@ static const struct wire_field restore_fields[] = {
     SPEC_AT(restore),
     ROW(restore, one_count, .form = WIRE_ANY, SINCE(COUNTS)),
     ROW(restore, force, .form = WIRE_ANY, NEEDED_SINCE(FORCES)),
+    ROW(restore, beside, .form = WIRE_ANY, NEEDED_SINCE(MOVES)),
 };
 static const struct wire_field drain_fields[] = { ANY(drain, off) };
 static const struct wire_field join_fields[] = { ANY(join, model),
@@ -282,6 +283,14 @@ static const struct wire_field drop_fields[] = {
     ROW(drop, owners, LIMITS(1, SHD_OWNERS_MAX), NEEDED_SINCE(STATES)),
     ROW(drop, force, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
 };
+static const struct wire_field move_fields[] = {
+    ROW(move, what, LIMITS(WIRE_MOVE_TELL, WIRE_MOVE_THERE), NEEDED_SINCE(MOVES)),
+    ROW(move, name, .form = WIRE_NAME, .max = WIRE_NAME_BYTES_MAX - 1, NEEDED_SINCE(MOVES)),
+    ROW(move, to, .form = WIRE_NAME, .max = WIRE_TO_BYTES_MAX - 1, NEEDED_SINCE(MOVES)),
+    ROW(move, step, .form = WIRE_ANY, NEEDED_SINCE(MOVES)),
+    ROW(move, id, .form = WIRE_ANY, NEEDED_SINCE(MOVES)),
+    ROW(move, path, .form = WIRE_NAME, .max = WIRE_PATH_BYTES_MAX - 1, NEEDED_SINCE(MOVES)),
+};
 static const struct wire_field fork_fields[] = {
     ROW(fork, origin, LIMITS(1, UINT64_MAX), NEEDED_SINCE(STATES)),
     ROW(fork, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
@@ -320,6 +329,7 @@ const struct wire_message wire_requests[] = {
     [WIRE_FORK] = MESSAGE("fork", fork),
     [WIRE_SNAPSHOT] = MESSAGE("snapshot", snapshot),
     [WIRE_REWIND] = MESSAGE("rewind", rewind),
+    [WIRE_MOVE] = MESSAGE("move", move),
 };
 
 /* -- Replies --------------------------------------------------------------------------------- */
@@ -473,6 +483,16 @@ static const struct wire_field rewound_fields[] = {
     ROW(rewound, attempt, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
     ROW(rewound, consent, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
 };
+static const struct wire_field moved_fields[] = {
+    ROW(moved, what, LIMITS(WIRE_MOVED_TOLD, WIRE_MOVED_NOT), NEEDED_SINCE(MOVES)),
+    ROW(moved, instance, .form = WIRE_ANY, NEEDED_SINCE(MOVES)),
+    ROW(moved, step, .form = WIRE_ANY, NEEDED_SINCE(MOVES)),
+    ROW(moved, id, .form = WIRE_ANY, NEEDED_SINCE(MOVES)),
+    ROW(moved, to, .form = WIRE_NAME, .max = WIRE_TO_BYTES_MAX - 1, NEEDED_SINCE(MOVES)),
+    ROW(moved, path, .form = WIRE_NAME, .max = WIRE_PATH_BYTES_MAX - 1, NEEDED_SINCE(MOVES)),
+    ROW(moved, name, .form = WIRE_NAME, .max = WIRE_NAME_BYTES_MAX - 1, NEEDED_SINCE(MOVES)),
+    ROW(moved, there, .form = WIRE_ANY, NEEDED_SINCE(MOVES)),
+};
 
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
@@ -499,4 +519,5 @@ const struct wire_message wire_replies[] = {
     [WIRE_SET_ANSWER] = MESSAGE("set_answer", set_answer),
     [WIRE_SNAPSHOTS] = MESSAGE("snapshots", snapshots),
     [WIRE_REWOUND] = MESSAGE("rewound", rewound),
+    [WIRE_MOVED] = MESSAGE("moved", moved),
 };

@@ -72,7 +72,8 @@ static bool same_restore(const struct wire_restore *a, const struct wire_restore
     return strcmp(a->path, b->path) == 0 && same_bytes(a->spec, b->spec) && a->owner == b->owner &&
            a->owners == b->owners && a->weights == b->weights && a->open == b->open &&
            a->replace == b->replace && a->force == b->force && a->restore_id == b->restore_id &&
-           a->one_count == b->one_count && same_spec_at(&a->spec_at, &b->spec_at);
+           a->one_count == b->one_count && a->beside == b->beside &&
+           same_spec_at(&a->spec_at, &b->spec_at);
 }
 
 bool same_request(const struct wire_request *a, const struct wire_request *b)
@@ -154,6 +155,10 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
         return a->rewind.model == b->rewind.model && a->rewind.step == b->rewind.step &&
                a->rewind.what == b->rewind.what && a->rewind.attempt == b->rewind.attempt &&
                a->rewind.consent == b->rewind.consent;
+    case WIRE_MOVE:
+        return a->move.what == b->move.what && strcmp(a->move.name, b->move.name) == 0 &&
+               strcmp(a->move.to, b->move.to) == 0 && strcmp(a->move.path, b->move.path) == 0 &&
+               a->move.step == b->move.step && a->move.id == b->move.id;
     case WIRE_PIN:
         return a->pin.model == b->pin.model && a->pin.step == b->pin.step &&
                a->pin.ema == b->pin.ema;
@@ -280,6 +285,11 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
     case WIRE_REWOUND:
         return a->rewound.step == b->rewound.step && a->rewound.attempt == b->rewound.attempt &&
                a->rewound.consent == b->rewound.consent;
+    case WIRE_MOVED:
+        return a->moved.what == b->moved.what && a->moved.instance == b->moved.instance &&
+               a->moved.step == b->moved.step && a->moved.id == b->moved.id &&
+               strcmp(a->moved.to, b->moved.to) == 0 && strcmp(a->moved.path, b->moved.path) == 0 &&
+               strcmp(a->moved.name, b->moved.name) == 0 && a->moved.there == b->moved.there;
     case WIRE_FORKED:
         return a->forked.step == b->forked.step && a->forked.updates == b->forked.updates;
     case WIRE_CREATED:

@@ -207,6 +207,7 @@ static void random_restore(uint64_t *seed, struct wire_restore *r)
     r->open = random_u32(seed, 0, 1) != 0;
     r->replace = random_u32(seed, 0, 1) != 0;
     r->force = random_u32(seed, 0, 1) != 0;
+    r->beside = random_u64(seed, 0, UINT64_MAX);
     r->restore_id = random_u64(seed, 0, UINT64_MAX);
     r->spec_at = random_spec_at(seed);
     r->one_count = random_u32(seed, 0, 1) != 0;
@@ -458,6 +459,14 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                          random_u64(seed, 0, UINT64_MAX),
                                          random_u64(seed, 0, UINT64_MAX) };
         break;
+    case WIRE_MOVE:
+        q.move = (struct wire_move){ .what = (enum wire_move_what)random_u32(seed, 1, 3),
+                                     .name = random_name(seed, name),
+                                     .to = "cpu0,cpu1",
+                                     .step = random_u64(seed, 0, UINT64_MAX),
+                                     .id = random_u64(seed, 0, UINT64_MAX),
+                                     .path = "/somewhere" };
+        break;
     case WIRE_STATUS:
     case WIRE_DETACH:
     case WIRE_OPEN_RING:
@@ -696,6 +705,16 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
         p.rewound = (struct wire_rewound){ random_u64(seed, 0, UINT64_MAX),
                                            random_u64(seed, 0, UINT64_MAX),
                                            random_u64(seed, 0, UINT64_MAX) };
+        break;
+    case WIRE_MOVED:
+        p.moved = (struct wire_moved){ .what = (enum wire_moved_what)random_u32(seed, 1, 3),
+                                       .instance = random_u64(seed, 0, UINT64_MAX),
+                                       .step = random_u64(seed, 0, UINT64_MAX),
+                                       .id = random_u64(seed, 0, UINT64_MAX),
+                                       .to = "cpu1,cpu0",
+                                       .path = "/elsewhere",
+                                       .there = random_u32(seed, 0, 1) == 1,
+                                       .name = random_name(seed, name) };
         break;
     case WIRE_FORKED:
         p.forked = (struct wire_forked){ random_u64(seed, 0, UINT64_MAX),

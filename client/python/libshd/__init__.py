@@ -4,11 +4,11 @@
 an exception for every result that is no success, and needs nothing but Python.
 """
 from .errors import (AlreadyExists, BadSegment, Busy, Canceled, Error, Gone, InternalError, InvalidArgument,
-                     IOFailed, Misuse, NoMemory, NotAllowed, NotFound, NotSupported, OutOfRange, ProtocolError,
+                     IOFailed, Misuse, Moved, NoMemory, NotAllowed, NotFound, NotSupported, OutOfRange, ProtocolError,
                      SpecDiffers, StepReset, Stopped, TimedOut, WrongStep)
 from .session import Model, Result, Session, Stats, Tensor, version
 
 __all__ = ['AlreadyExists', 'BadSegment', 'Busy', 'Canceled', 'Error', 'Gone', 'IOFailed', 'InternalError',
-           'InvalidArgument', 'Misuse', 'Model', 'NoMemory', 'NotAllowed', 'NotFound', 'NotSupported',
+           'InvalidArgument', 'Misuse', 'Model', 'Moved', 'NoMemory', 'NotAllowed', 'NotFound', 'NotSupported',
            'OutOfRange', 'ProtocolError', 'Result', 'Session', 'SpecDiffers', 'Stats', 'StepReset', 'Stopped', 'Tensor', 'TimedOut',
            'WrongStep', 'version']

@@ -88,6 +88,10 @@ class Stopped(Error):
     """A guard has stopped training: model.set('guard=go-on'), or `shardctl set MODEL guard=go-on`, goes on."""
 
 
+class Moved(Error):
+    """The model has other owners now (`shardctl reshard`), and this session cannot go along: open it there."""
+
+
 class Misuse(Error, RuntimeError):
     """The program does what would give other numbers than it seems to; the text says what to do instead."""
 
@@ -98,7 +102,7 @@ BY_NAME: dict[str, Type[Error]] = {
     'SHD_ESTEP': WrongStep, 'SHD_EBUSY': Busy, 'SHD_ENOMEM': NoMemory, 'SHD_EIO': IOFailed,
     'SHD_EGONE': Gone, 'SHD_ETIMEDOUT': TimedOut, 'SHD_ESEGMENT': BadSegment, 'SHD_ENOTSUP': NotSupported,
     'SHD_EINTERNAL': InternalError, 'SHD_ECANCELED': Canceled,
-    'SHD_ERESET': StepReset, 'SHD_ESTOPPED': Stopped}
+    'SHD_ERESET': StepReset, 'SHD_ESTOPPED': Stopped, 'SHD_EMOVED': Moved}
 
 
 def error(name: str, code: int, text: str) -> Error:

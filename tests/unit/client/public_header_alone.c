@@ -18,6 +18,7 @@ const struct public_constant public_codes[] = {
     ROW(SHD_ENOENT),  ROW(SHD_EEXIST),    ROW(SHD_ESPEC),     ROW(SHD_ESTEP),     ROW(SHD_EBUSY),
     ROW(SHD_ENOMEM),  ROW(SHD_EIO),       ROW(SHD_EGONE),     ROW(SHD_ETIMEDOUT), ROW(SHD_ESEGMENT),
     ROW(SHD_ENOTSUP), ROW(SHD_EINTERNAL), ROW(SHD_ECANCELED), ROW(SHD_ERESET),    ROW(SHD_ESTOPPED),
+    ROW(SHD_EMOVED),
 };
 const size_t public_code_count = COUNT(public_codes);
 

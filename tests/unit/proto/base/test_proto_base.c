@@ -309,7 +309,7 @@ TEST(every_code_has_a_name_and_a_meaning)
 
 TEST(other_codes_are_unknown)
 {
-    const int codes[] = { SHD_PENDING, SHD_ESTOPPED - 1, 2, INT32_MAX, INT32_MIN };
+    const int codes[] = { SHD_PENDING, SHD_EMOVED - 1, 2, INT32_MAX, INT32_MIN };
     for (size_t i = 0; i < ARRAY_SIZE(codes); i++) {
         EXPECT(!status_known(codes[i]));
         EXPECT_STR(status_name(codes[i]), "SHD_UNKNOWN");

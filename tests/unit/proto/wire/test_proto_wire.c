@@ -261,7 +261,7 @@ TEST(reply_fields_out_of_range_are_named)
 {
     static const struct bad_field cases[] = {
         { WIRE_CREDIT, SHD_ERANGE, "status", 1, "reply.status is 1, an unknown code" },
-        { WIRE_CREDIT, SHD_ERANGE, "status", -20, "reply.status is -20, an unknown code" },
+        { WIRE_CREDIT, SHD_ERANGE, "status", -21, "reply.status is -21, an unknown code" },
         { WIRE_CREDIT, SHD_ERANGE, "layout", 1, "reply.layout is 1, this build knows 0" },
         { WIRE_CREDIT, SHD_ERANGE, "credit.slot", 64, "credit.slot is 64, must be 0 to 63" },
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.owners", 0, "layout.owners is 0, must be 1" },
