@@ -320,10 +320,11 @@ static int tell(struct op *op)
     struct moved *told = find_told(model);
     if (told != NULL)
         take_out(d, told);
-    struct moved *m;
+    struct moved *m = NULL;
     r = new_word(op, model, &m);
     if (r != SHD_OK)
         return r;
+    CHECK(m != NULL);
     m->op = op;
     m->next = d->open->moved;
     d->open->moved = m;
