@@ -29,6 +29,7 @@
 #define HOPS_MAX 16u /* from owners to owners */
 #define POLL_NS  (20 * NS_PER_MS)
 #define SAY_NS   (2 * NS_PER_S)
+#define LOOK_NS  (10 * NS_PER_S) /* for one of the old owners to say where it is */
 
 struct going { /* where a model is */
     struct shd_session there;
@@ -40,16 +41,19 @@ struct going { /* where a model is */
 
 /* -- Where it is ------------------------------------------------------------------------------- */
 
-static int hub_like(const struct hub *hub, const char *devices, bool tells, struct hub **ret_hub,
+/* looks: for a question alone, which is not worth a longer wait. */
+static int hub_like(const struct hub *hub, const char *devices, bool looks, struct hub **ret_hub,
                     struct shd_err *e)
 {
     const char *path = hub->links[0].path, *slash = strrchr(path, '/');
     const struct hub_options options = { .name = hub->name,
                                          .role = hub->role,
-                                         .timeout_ns = hub->timeout_ns,
-                                         .patient = hub->patient,
+                                         .timeout_ns = looks && hub->timeout_ns > LOOK_NS
+                                                           ? LOOK_NS
+                                                           : hub->timeout_ns,
+                                         .patient = hub->patient && !looks,
                                          .idle = hub->idle,
-                                         .events = tells ? hub->events : (struct event_sink){ 0 } };
+                                         .events = looks ? (struct event_sink){ 0 } : hub->events };
     struct address address = { 0 };
     CHECK(slash != NULL);
     const size_t bytes = (size_t)(slash - path) + strlen(devices) + 2;
@@ -70,7 +74,7 @@ static int ask_one(const struct hub *hub, uint32_t index, const char *name,
                    struct moved_word *ret_word, struct shd_err *e)
 {
     struct hub *one = NULL;
-    int r = hub_like(hub, hub->links[index].device, /* tells= */ false, &one, e);
+    int r = hub_like(hub, hub->links[index].device, /* looks= */ true, &one, e);
     if (r == SHD_OK)
         r = moved_look(one, 0, name, ret_word, e);
     hub_free(one);
@@ -129,7 +133,7 @@ static int connect_there(const struct shd_session *s, struct going *g, struct sh
 {
     struct hub *hub = NULL;
     const struct hub *from = g->there.hub != NULL ? g->there.hub : s->hub;
-    const int r = hub_like(from, g->word.to, /* tells= */ true, &hub, e);
+    const int r = hub_like(from, g->word.to, /* looks= */ false, &hub, e);
     if (r != SHD_OK)
         return r;
     hub_free(g->there.hub);
@@ -395,8 +399,8 @@ int move_along(struct shd_model *m, int r, struct shd_err *e)
     const int gone = not == NULL ? go_along(m, &g, &why) : stay(m, &g, not, &why);
     const bool away = g.word.away;
     leave(&g);
-    if (gone == SHD_ENOENT && !away) /* it was dropped, or lost */
-        return r;
+    if (!away && (gone == SHD_ENOENT || (r == SHD_ENOENT && gone != SHD_ECANCELED)))
+        return r; /* it was dropped, or lost; nobody says otherwise */
     return err_copy(&why, e);
 }
 
