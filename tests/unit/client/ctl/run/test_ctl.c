@@ -42,7 +42,7 @@ TEST(wrong_command_lines_exit_2_and_suggest)
           "known: run, up, host, hosts, drain, down, logs, status, top, log, trace, dashboard, "
           "exporter, "
           "show, digest, plan, checkpoint, restore, export, set, fork, snapshot, snapshots, "
-          "replay, rewind, drop, keys, doctor, completion, help" },
+          "replay, rewind, reshard, drop, keys, doctor, completion, help" },
         { { "run", "--deamons", "2" }, "unknown flag '--deamons'; did you mean --daemons?" },
         { { "run", "--daemons", "0", "true" }, "--daemons is 0, its limits are 1 and 1024" },
         { { "run", "--workers", "1025", "true" }, "--workers is 1025, its limits are 1 and 1024" },
