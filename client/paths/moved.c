@@ -18,7 +18,7 @@ void moved_word_free(struct moved_word *w)
     free(w->to);
     free(w->path);
     free(w->name);
-    *w = (struct moved_word){ .away = false };
+    *w = (struct moved_word){ .to = NULL, .path = NULL, .name = NULL };
 }
 
 /* -- Looking ----------------------------------------------------------------------------------- */
@@ -48,7 +48,7 @@ static int take_word(const struct round *round, const struct link *link,
     moved_word_free(w);
     if (moved->what != WIRE_MOVED_AWAY)
         return SHD_OK;
-    *w = (struct moved_word){ .away = true,
+    struct moved_word got = { .away = true,
                               .instance = moved->instance,
                               .step = moved->step,
                               .id = moved->id,
@@ -56,9 +56,11 @@ static int take_word(const struct round *round, const struct link *link,
                               .to = sys_strdup(moved->to),
                               .path = sys_strdup(moved->path),
                               .name = sys_strdup(moved->name) };
-    if (w->to != NULL && w->path != NULL && w->name != NULL)
+    if (got.to != NULL && got.path != NULL && got.name != NULL) {
+        *w = got;
         return SHD_OK;
-    moved_word_free(w);
+    }
+    moved_word_free(&got);
     return err_set(e, SHD_ENOMEM, "no memory for where a model is");
 }
 

@@ -410,6 +410,7 @@ static void adopt_word(struct daemon *d, struct keeper_group *g)
     struct moved *m = sys_calloc(1, sizeof *m);
     int r = m != NULL ? map_word(g, &m->segment, &e) : err_set(&e, SHD_ENOMEM, "no memory for it");
     if (r == SHD_OK) {
+        CHECK(m != NULL && m->segment.base != NULL);
         g->fd[KEEPER_MOVED] = -1; /* the word's now */
         m->word = m->segment.base;
         m->instance = g->instance;

@@ -218,6 +218,7 @@ static uint64_t elems_to_read(const struct restore *w)
 {
     const struct model *m = w->model;
     uint64_t elems = 0;
+    CHECK(m->spec != NULL); /* it is open */
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
         elems += m->map->slice[u].elems * arrays_to_read(w, u);
     return elems;
