@@ -88,6 +88,18 @@ static int check_there(const struct address *to, struct shd_err *e)
     return SHD_OK;
 }
 
+/* Workers could not go along. */
+static int check_host_memory(const struct address *to, struct shd_err *e)
+{
+    for (uint32_t i = 0; i < to->count; i++)
+        if (strncmp(to->devices[i], "gpu", 3) == 0)
+            return err_set(e, SHD_ENOTSUP,
+                           "daemon '%.60s' has a GPU's memory: models move between daemons in host "
+                           "memory alone",
+                           to->devices[i]);
+    return SHD_OK;
+}
+
 static int parse_to(struct moving *v, struct shd_err *e)
 {
     char text[PATH_BYTES + WIRE_TO_BYTES_MAX];
@@ -100,7 +112,9 @@ static int parse_to(struct moving *v, struct shd_err *e)
         return err_set(e, SHD_ERANGE, "%zu bytes of names, at most %u", strlen(v->r->to),
                        WIRE_TO_BYTES_MAX - 1);
     snprintf(text, sizeof text, "%s?%s", v->at.dir, v->r->to);
-    const int r = address_parse(text, &v->to, e);
+    int r = address_parse(text, &v->to, e);
+    if (r == SHD_OK)
+        r = check_host_memory(&v->to, e);
     return r == SHD_OK ? check_there(&v->to, e) : r;
 }
 

@@ -102,6 +102,7 @@ works 1 "$(at cpu0,cpu1)" "$steps"
 soon "no step" is_at 3
 refused "--to DEVICES says who" shardctl reshard --by "$work/by"
 refused "there is no daemon 'cpu9'" moves_said cpu0,cpu1 cpu0,cpu9
+refused "daemon 'gpu0' has a GPU's memory" moves_said cpu0,cpu1 cpu0,gpu0
 refused "model 'gpt' is at cpu0,cpu1 already" moves_said cpu0,cpu1 cpu0,cpu1
 refused "device 'cpu2' is in the address twice" moves_said cpu0,cpu1 cpu2,cpu2
 refused "the names of the daemons are wanted" moves_said cpu0,cpu1 "cpu0+cpu2"
