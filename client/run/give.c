@@ -282,9 +282,12 @@ static int return_together(struct shd_model *m, uint32_t micro, uint32_t unit, b
     const uint32_t group = group_of(m, micro);
     const uint64_t start_ns = clock_now_ns();
     struct hostsum_next next = { .what = HOSTSUM_GO };
-    if (grads_find(m->grads, group, unit) != NULL)
-        return sum_and_give(m, group, unit, e);
-    int r;
+    int r = SHD_OK;
+    if (grads_find(m->grads, group, unit) != NULL) {
+        r = sum_and_give(m, group, unit, e);
+        if (r != SHD_OK || !hostsum_is_open(m, micro, unit))
+            return r;
+    }
     do {
         r = hostsum_close(m, micro, unit, none, &next, e);
         if (r == SHD_OK)

@@ -1,15 +1,10 @@
 /* See hostsum.h. */
 #include "client/run/hostsum.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <stdio.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "client/paths/kern_run.h"
 #include "client/paths/map.h"
@@ -18,6 +13,7 @@
 #include "client/run/hostsum_file.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 
 /* What this worker has handed out of a unit. */
@@ -132,9 +128,27 @@ static int compare(const struct hostsum_round *a, const struct hostsum_round *b)
     return a->step != b->step ? (a->step < b->step ? -1 : 1) : 0;
 }
 
-static bool is_full(const struct hostsum *h, const struct hostsum_lane *lane)
+/* Who is killed leaves what he stored before this, if anything of what comes after it. */
+static void after_that(const char *point)
 {
-    return lane->group != HOSTSUM_FREE && lane->in_count >= h->file.accumulate;
+    atomic_signal_fence(memory_order_seq_cst);
+    FAIL_POINT(point);
+    (void)point;
+}
+
+/* The first cell that is not in; accumulate: all are. */
+static uint32_t find_missing(const struct hostsum *h, uint32_t unit)
+{
+    uint32_t i = 0;
+    while (i < h->file.accumulate && hostsum_cell(&h->file, unit, i)->what != HOSTSUM_CELL_EMPTY)
+        i++;
+    return i;
+}
+
+static bool is_full(const struct hostsum *h, uint32_t unit)
+{
+    return hostsum_lane(&h->file, unit)->group != HOSTSUM_FREE &&
+           find_missing(h, unit) == h->file.accumulate;
 }
 
 static bool is_done(const struct hostsum *h, uint32_t unit, uint32_t group)
@@ -143,14 +157,30 @@ static bool is_done(const struct hostsum *h, uint32_t unit, uint32_t group)
            (hostsum_done(&h->file, unit)[group / 8] >> group % 8 & 1) != 0;
 }
 
-/* Arrays that somebody writes to stay his. */
+/* Of a free lane; it is the group's once its cells are empty. Arrays that somebody writes to stay
+ * his. */
 static void take_lane(const struct hostsum *h, uint32_t unit, uint32_t group)
 {
     struct hostsum_lane *lane = hostsum_lane(&h->file, unit);
-    lane->group = group;
-    lane->in_count = lane->summer = 0;
     for (uint32_t i = 0; i < h->file.accumulate; i++)
         hostsum_cell(&h->file, unit, i)->what = HOSTSUM_CELL_EMPTY;
+    lane->summer = 0;
+    after_that("sums:emptied");
+    lane->group = group;
+    after_that("sums:taken");
+}
+
+/* From a step that is over, or was given up. A round that is half stored is earlier than `now`. */
+static void begin_round(const struct hostsum *h, uint32_t unit, const struct hostsum_round *now)
+{
+    struct hostsum_lane *lane = hostsum_lane(&h->file, unit);
+    lane->group = HOSTSUM_FREE;
+    after_that("sums:freed");
+    memset(hostsum_done(&h->file, unit), 0, h->file.done_bytes);
+    after_that("sums:cleared");
+    lane->round.step = now->step;
+    after_that("sums:stepped");
+    lane->round.attempt = now->attempt;
 }
 
 /* The unit's cells are all in, and nobody who lives returns their sum: then this worker does. */
@@ -161,7 +191,7 @@ static bool claim_sum(struct hostsum *h, uint32_t unit)
     const bool mine = lane->summer == h->file.member + 1;
     const bool begun = s->active && s->group == lane->group &&
                        compare(&s->round, &lane->round) == 0;
-    if (!is_full(h, lane))
+    if (!is_full(h, unit))
         return false;
     if (mine ? begun && s->given
              : lane->summer != 0 && hostsum_file_lives(&h->file, lane->summer - 1))
@@ -185,10 +215,8 @@ static enum lane_is enter(struct hostsum *h, uint32_t unit, const struct hostsum
     const int order = compare(&lane->round, now);
     if (order > 0)
         return LANE_PAST;
-    if (order < 0) { /* of a step that is over, or was given up */
-        *lane = (struct hostsum_lane){ .round = *now, .group = HOSTSUM_FREE };
-        memset(hostsum_done(&h->file, unit), 0, h->file.done_bytes);
-    }
+    if (order < 0)
+        begin_round(h, unit, now);
     if (is_done(h, unit, group))
         return LANE_PAST;
     if (lane->group == HOSTSUM_FREE)
@@ -242,9 +270,7 @@ int hostsum_late(const struct shd_model *m, uint32_t unit, struct shd_err *e)
     const uint32_t a = h->file.accumulate;
     const uint64_t first = (uint64_t)hostsum_lane(&h->file, unit)->group * a;
     const uint64_t ms = m->session->timeout_ns / NS_PER_MS;
-    uint32_t missing = 0;
-    while (missing < a && hostsum_cell(&h->file, unit, missing)->what != HOSTSUM_CELL_EMPTY)
-        missing++;
+    const uint32_t missing = find_missing(h, unit);
     if (missing == a)
         return err_set(e, SHD_ETIMEDOUT,
                        "unit %" PRIu32 " '%s': owners have not taken the sum of micro-batches "
@@ -353,8 +379,9 @@ static void bring_in(struct shd_model *m, const struct handed *out, uint32_t uni
     struct hostsum *h = of(m);
     struct hostsum_cell *cell = hostsum_cell(&h->file, unit, out->micro % h->file.accumulate);
     put_report(m, cell, out->micro);
+    after_that("sums:reported");
     cell->what = out->array != NULL ? HOSTSUM_CELL_IN : HOSTSUM_CELL_NONE;
-    hostsum_lane(&h->file, unit)->in_count++;
+    after_that("sums:in");
 }
 
 static void let_cell_go(struct hostsum *h, uint32_t unit, uint32_t micro)
@@ -515,6 +542,7 @@ static void sum_is_over(struct hostsum *h, uint32_t unit)
         return;
     if (compare(&lane->round, &s->round) == 0 && lane->group == s->group) {
         hostsum_done(&h->file, unit)[s->group / 8] |= (uint8_t)(1u << s->group % 8);
+        after_that("sums:done");
         lane->group = HOSTSUM_FREE;
     }
     hostsum_file_unlock(&h->file);

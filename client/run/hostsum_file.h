@@ -1,6 +1,7 @@
 /* The memory in which workers of one host sum gradients together (hostsum.h): its file, who is in
  * it, and where things lie. Words are read and written under the lock alone, but for cells that are
- * in, which nobody writes.
+ * in, which nobody writes. The lock goes with a process that is killed between two stores, so any
+ * prefix of them has to be one that others can go on from.
  *
  * /dev/shm/shardd-sums-UID-HASH, of the runtime directory and the model's name:
  *
@@ -27,9 +28,8 @@ struct hostsum_round {
 #define HOSTSUM_FREE UINT32_MAX
 
 struct hostsum_lane {
-    struct hostsum_round round; /* of what follows */
-    uint32_t group;             /* HOSTSUM_FREE: none */
-    uint32_t in_count;          /* cells that are in, arrays or none */
+    struct hostsum_round round; /* of what follows, and of hostsum_done() */
+    uint32_t group;             /* HOSTSUM_FREE: none, and the cells say nothing */
     uint32_t summer;            /* member plus 1 who returns their sum; 0: nobody yet */
 };
 

@@ -145,8 +145,9 @@ static int check_micros(const struct shd_model *m, const uint32_t *micros, uint3
                            "micro-batch %" PRIu32 " after %" PRIu32 ": they must ascend", micros[i],
                            micros[i - 1]);
     }
-    for (uint32_t i = 0; !m->policy.plan.shares_sums && i < count;
-         i++) { /* ascending, so a group is a * g, a * g + 1, ... */
+    if (m->policy.plan.shares_sums) /* others have the rest of a group */
+        return SHD_OK;
+    for (uint32_t i = 0; i < count; i++) { /* ascending, so a group is a * g, a * g + 1, ... */
         const uint32_t first = micros[i / a * a];
         if (first % a != 0 || i / a * a + a > count || micros[i] != first + i % a)
             return err_set(e, SHD_EINVAL,

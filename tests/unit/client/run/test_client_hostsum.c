@@ -1,7 +1,7 @@
 /* Workers of one host that sum the micro-batches of a group together (shd_policy.sums): the bits of
  * one worker that computes all of them, however many there are, whoever dies, and in whatever order
  * gradients come in. */
-#include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -10,6 +10,8 @@
 
 #include "client/paths/path.h"
 #include "client/session/session.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/sys.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 
@@ -163,6 +165,60 @@ TEST(whoever_dies_the_bits_stay)
     EXPECT(kills > 0);
     expect_digest(spec, want);
     fixture_stop(&daemons);
+}
+
+#ifdef SHD_FAIL_POINTS
+static struct {
+    const char *point; /* of the process: where it is killed, */
+    uint32_t passes;   /* the so-many-th time */
+} dies;
+
+static void die(const char *name)
+{
+    if (strcmp(name, dies.point) == 0 && --dies.passes == 0)
+        raise(SIGKILL);
+}
+#endif
+
+/* What is in memory then is what others, and its successor, go on from. */
+TEST(who_is_killed_between_two_stores_leaves_what_can_be_gone_on_from)
+{
+#ifndef SHD_FAIL_POINTS
+    SKIP("there are no fail points in this build");
+#else
+    static const char *const points[] = { "sums:emptied", "sums:taken",   "sums:freed",
+                                          "sums:cleared", "sums:stepped", "sums:reported",
+                                          "sums:in",      "sums:done" };
+    static const uint32_t passes[] = { 1, 5, 12 };
+    fixture_start(&daemons, 2, NULL);
+    for (uint32_t i = 0; i < ARRAY_SIZE(points) * ARRAY_SIZE(passes); i++) {
+        char name[32], want[65];
+        struct pt_run run = run_of(together(SHD_ZERO3, SHD_PATH_AUTO), 4);
+        snprintf(name, sizeof name, "k%u", i);
+        const struct pt_model model = { .name = name, .accumulate = 2 };
+        const char *spec = pt_spec(&model);
+        int status;
+        pt_reference(spec, &run, want);
+        const pid_t other = start(spec, &run, 0, 2);
+        pid_t killed = test_fork();
+        if (killed == 0) {
+            dies.point = points[i / ARRAY_SIZE(passes)];
+            dies.passes = passes[i % ARRAY_SIZE(passes)];
+            fail_point_hook = die;
+            work(spec, &run, 1, 2);
+        }
+        EXPECT(waitpid(killed, &status, 0) == killed);
+        if (WIFSIGNALED(status)) /* else the other one came by there first, each time */
+            killed = start(spec, &run, 1, 2);
+        else
+            EXPECT_EQ(status, 0);
+        if (WIFSIGNALED(status))
+            expect_well(killed);
+        expect_well(other);
+        expect_digest(spec, want);
+    }
+    fixture_stop(&daemons);
+#endif
 }
 
 /* -- Workers of this process: what happens when
@@ -440,6 +496,29 @@ TEST(a_forked_child_is_no_worker)
     EXPECT(access(path, F_OK) != 0);
     close(pipe_fds[1]);
     expect_well(pid);
+    fixture_stop(&daemons);
+}
+
+static int no_room(enum sys_kind kind)
+{
+    return kind == SYS_RESERVE ? ENOSPC : 0;
+}
+
+TEST(memory_that_is_not_there_is_refused_with_how_much)
+{
+    struct shd_err e = { 0 };
+    char path[300];
+    float *grad;
+    fixture_start(&daemons, 1, NULL);
+    struct worker a = worker_of(spec_of("room", 2), PATIENT_MS);
+    sys_fault = no_room;
+    EXPECT_STATUS(shd_grad(a.m, 0, 1, &grad, &e), SHD_ENOMEM);
+    sys_fault = NULL;
+    EXPECT_HAS(e.text, "cannot sum together in /dev/shm, which takes 1 MiB (2 micro-batches");
+    EXPECT_OK(shd_grad(a.m, 0, 1, &grad, &e), &e);
+    own_file(path);
+    shd_close(a.s);
+    EXPECT(access(path, F_OK) != 0);
     fixture_stop(&daemons);
 }
 
