@@ -322,7 +322,7 @@ static bool is_over(shd_model *m, uint64_t step)
  * whoever passes the decision on tells it that number. */
 TEST(worker_killed_between_two_owners_leaves_them_one_number)
 {
-    char want[65];
+    char want[65], hex[65];
     reference(STEPS, NULL, want);
     static const uint64_t steps[] = { 1, 3,
                                       6 }; /* the last ones before a change, and one of fewer */
@@ -333,8 +333,10 @@ TEST(worker_killed_between_two_owners_leaves_them_one_number)
         shd_model *m = open_toy(s, spec_with(ROOM));
         set_ramp(m);
         train(m, step);
+        digest_of(m, hex); /* or its successor stops in the commit of that step, not of the next */
         fixture_ask(&daemons, KEEPER_KILL, 1, "");
         fixture_succeed(&daemons, 1, "step:commit:before!"); /* it stops there */
+        digest_of(m, hex); /* or this session waits for its model's layout while it is stopped */
         const pid_t pid = elastic_worker();
         EXPECT_SOON(is_over(m, step));
         kill(pid, SIGKILL);

@@ -110,6 +110,7 @@ static long kill_at(const struct kind *k, const struct past *want, const char *f
     return killed;
 }
 
+/* Each point with each kind at one of its passages, and at all of them with all kinds. */
 TEST(killed_at_each_point_goes_on_with_the_same_bits)
 {
     static const int passages[] = { 1, 2, 7, 23 };
@@ -117,17 +118,17 @@ TEST(killed_at_each_point_goes_on_with_the_same_bits)
         struct past want;
         long kills = 0;
         reference(&kinds[i], &want);
-        for (size_t p = 0; p < ARRAY_SIZE(points); p++)
-            for (size_t n = 0; n < ARRAY_SIZE(passages); n++) {
-                char fail[64];
-                if (kinds[i].whole == NULL &&
-                    (strcmp(points[p], "kern:pass") == 0 || strcmp(points[p], "kern:known") == 0))
-                    continue;
-                snprintf(fail, sizeof fail, "%s@%d;", points[p], passages[n]);
-                const long killed = kill_at(&kinds[i], &want, fail);
-                EXPECT(killed > 0 || n > 0 || strncmp(points[p], "apply", 5) == 0);
-                kills += killed;
-            }
+        for (size_t p = 0; p < ARRAY_SIZE(points); p++) {
+            const size_t n = (p + i / 2) % ARRAY_SIZE(passages);
+            char fail[64];
+            if (kinds[i].whole == NULL &&
+                (strcmp(points[p], "kern:pass") == 0 || strcmp(points[p], "kern:known") == 0))
+                continue;
+            snprintf(fail, sizeof fail, "%s@%d;", points[p], passages[n]);
+            const long killed = kill_at(&kinds[i], &want, fail);
+            EXPECT(killed > 0 || n > 0 || strncmp(points[p], "apply", 5) == 0);
+            kills += killed;
+        }
         printf("  %ld kills\n", kills);
     }
 }
