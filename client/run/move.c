@@ -366,13 +366,19 @@ static const char *find_why_not(const struct shd_model *m)
     return NULL;
 }
 
-/* It has ended by what old owners say as a model moves: this, or that they know of none. */
+/* Of a daemon that lost the word of it in time: it knows of none, or has another part of it now. */
+static bool may_be_news(int r)
+{
+    return r == SHD_ENOENT || r == SHD_ESPEC;
+}
+
+/* It has ended by what old owners say as a model moves. */
 static bool may_have_moved(const struct shd_model *m, int r)
 {
     const struct hub *hub = m->session->hub;
     if (r == SHD_OK || hub == NULL || m->map == NULL || hub->members.stays)
         return false;
-    return r == SHD_EMOVED || (r == SHD_ENOENT && hub_check(hub, NULL) == r);
+    return r == SHD_EMOVED || (may_be_news(r) && hub_check(hub, NULL) == r);
 }
 
 static int stay(const struct shd_model *m, struct going *g, const char * not, struct shd_err *e)
@@ -399,7 +405,7 @@ int move_along(struct shd_model *m, int r, struct shd_err *e)
     const int gone = not == NULL ? go_along(m, &g, &why) : stay(m, &g, not, &why);
     const bool away = g.word.away;
     leave(&g);
-    if (!away && (gone == SHD_ENOENT || (r == SHD_ENOENT && gone != SHD_ECANCELED)))
+    if (!away && (gone == SHD_ENOENT || (may_be_news(r) && gone != SHD_ECANCELED)))
         return r; /* it was dropped, or lost; nobody says otherwise */
     return err_copy(&why, e);
 }

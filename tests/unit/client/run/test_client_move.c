@@ -3,8 +3,10 @@
  * shows those of the step. Who cannot go along ends with a line that says where the model is. */
 #include "client/checkpoint/reshard.h"
 
+#include <pthread.h>
 #include <string.h>
 
+#include "proto/base/check.h"
 #include "tests/lib/client_remote.h"
 
 #define TOY  toy_spec("f32", TOY_ADAMW)
@@ -445,6 +447,60 @@ TEST(daemons_that_are_killed_around_their_stores_have_it_at_the_one_or_the_other
         shd_close(s);
         stop();
     }
+}
+
+static void *start_when_ended(void *unused)
+{
+    (void)unused;
+    fixture_ask(&daemons, KEEPER_WAIT, 0, "");
+    fixture_succeed(&daemons, 0, "");
+    return NULL;
+}
+
+static void *start_later(void *unused)
+{
+    (void)unused;
+    sleep_ms(500);
+    fixture_succeed(&daemons, 0, "");
+    return NULL;
+}
+
+static void restart_with(int index, const char *fail)
+{
+    fixture_ask(&daemons, KEEPER_KILL, index, "");
+    fixture_succeed(&daemons, index, fail);
+}
+
+/* Who could say where it is is away, and the other old owner, which died before it had dropped its
+ * part, has another one by now, and no word of where it comes from. */
+TEST(a_worker_that_finds_another_part_asks_where_its_own_is)
+{
+    struct shd_result result = { .size = sizeof result };
+    struct shd_err e = { 0 };
+    char want[65], got[65];
+    pthread_t starter;
+    toy_reference(TOY, END, want);
+    start(3);
+    restart_with(0, "drop:gone:after"); /* nobody is told */
+    restart_with(1, "drop:gone:before;");
+    shd_session *s = attach_at("cpu0,cpu1");
+    shd_model *m = open_toy(s, TOY);
+    train_steps(m, SAVE);
+    CHECK(pthread_create(&starter, NULL, start_when_ended, NULL) == 0);
+    move_ok("toy", "cpu0,cpu1", "cpu1,cpu2,cpu0", NULL);
+    pthread_join(starter, NULL);
+    EXPECT(fixture_ask(&daemons, KEEPER_STARTS, 1, "") > 2);
+    fixture_ask(&daemons, KEEPER_KILL, 0, "");
+    CHECK(pthread_create(&starter, NULL, start_later, NULL) == 0);
+    const int r = toy_step(m, toy_all_micros, TOY_MICROS, &result, &e);
+    pthread_join(starter, NULL);
+    EXPECT_OK(r, &e);
+    EXPECT_EQ(shd_owners(s), 3);
+    train_steps(m, END - shd_step(m));
+    digest_of(m, got);
+    EXPECT_STR(got, want);
+    shd_close(s);
+    stop();
 }
 #endif
 
