@@ -51,29 +51,6 @@ new_cluster() {
 
 pid_of() { fuser "$work/$1/$2.lock" 2>/dev/null | awk '{print $1}'; }
 kill_daemon() { kill -KILL "$(pid_of "$1" "$2")"; }
-status_of() { curl -sS --unix-socket "$work/$1/relay.status" http://localhost/status; }
-# counted HOST PEER MEMBER: of the only model
-counted() { status_of "$1" | python3 -c '
-import json, sys
-print(sum(m[sys.argv[2]] for p in json.load(sys.stdin)["peers"] if p["host"] == sys.argv[1] for m in p["models"]))
-' "$2" "$3"; }
-# planned FROM TO MEMBER
-planned() { python3 -c '
-import json, sys
-print(sum(c[sys.argv[4]] for c in json.load(open(sys.argv[1]))["crossing"] if (c["from"], c["to"]) == tuple(sys.argv[2:4])))
-' "$work/plan.json" "$1" "$2" "$3"; }
-
-# is_as_planned FROM TO WHAT RELAY PEER MEMBER SLACK: SLACK fills beside a step's each
-is_as_planned() {
-    local one sum
-    one=$(planned "$1" "$2" "$3") sum=$(counted "$4" "$5" "$6")
-    [ "$one" -gt 0 ] || fail "$3 from $1 to $2: nothing is planned"
-    if [ "$sum" -lt $((one * steps)) ] || [ "$sum" -gt $((one * (steps + $7))) ]; then
-        fail "$3 from $1 to $2: $sum bytes in $steps steps, $one a step were planned"
-    fi
-    echo "    $3 from $1 to $2: $one bytes a step, as planned"
-}
-
 hosts_make
 mkdir -m 700 "$work/A" "$work/B" "$work/C"
 new_cluster "a=$address_A" "b=$address_B" "c=$address_C"

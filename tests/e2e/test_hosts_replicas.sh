@@ -87,6 +87,21 @@ if [ -z "$first" ] || [ "$first" != "$second" ]; then fail "the pairs differ: $f
 echo "  both of each pair have the same bits"
 end_hosts
 
+# What crosses is what is planned, twice what it is without replicas.
+begin
+worker "A?$(pairs A)" 0 2 --slow 2
+worker "B?$(pairs B)" 1 2 --slow 2
+soon "no step" at_step_or_over 1
+"$bin/shardctl" plan -a "$work/A?$(pairs A)" --host a:2:1 --host b:2:1 --replicas 2 --json >"$work/plan.json" || fail "plan"
+end_same "undisturbed"
+for way in "a b B A" "b a A B"; do
+    read -r from to there here <<<"$way"
+    is_as_planned "$from" "$to" parameters_bytes "$there" "$from" parameters_in 1
+    is_as_planned "$from" "$to" gradients_bytes "$there" "$from" gradients_in 0
+    is_as_planned "$from" "$to" gradients_bytes "$here" "$to" gradients_out 0
+done
+end_hosts
+
 for lost in B A; do
     left=$([ "$lost" = A ] && echo B || echo A)
     begin

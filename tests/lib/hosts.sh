@@ -127,6 +127,31 @@ worker() {
     workers[$rank]=$!
 }
 
+# -- What crossed, of the only model, beside what `shardctl plan --host ... --json >plan.json` says -------------------
+status_of() { curl -sS --unix-socket "$work/$1/relay.status" http://localhost/status; }
+# counted HOST PEER MEMBER: of the only model
+counted() { status_of "$1" | python3 -c '
+import json, sys
+print(sum(m[sys.argv[2]] for p in json.load(sys.stdin)["peers"] if p["host"] == sys.argv[1] for m in p["models"]))
+' "$2" "$3"; }
+# planned FROM TO MEMBER
+planned() { python3 -c '
+import json, sys
+print(sum(c[sys.argv[4]] for c in json.load(open(sys.argv[1]))["crossing"] if (c["from"], c["to"]) == tuple(sys.argv[2:4])))
+' "$work/plan.json" "$1" "$2" "$3"; }
+
+# is_as_planned FROM TO WHAT RELAY PEER MEMBER SLACK: SLACK fills beside a step's each
+is_as_planned() {
+    local one sum
+    one=$(planned "$1" "$2" "$3") sum=$(counted "$4" "$5" "$6")
+    [ "$one" -gt 0 ] || fail "$3 from $1 to $2: nothing is planned"
+    if [ "$sum" -lt $((one * steps)) ] || [ "$sum" -gt $((one * (steps + $7))) ]; then
+        fail "$3 from $1 to $2: $sum bytes in $steps steps, $one a step were planned"
+    fi
+    echo "    $3 from $1 to $2: $one bytes a step, as planned"
+}
+
+# -- A run --------------------------------------------------------------------------------------------------------
 # What is seen of a run: rank 0's lines, whichever host it is on.
 now_at() { sed -n 's|^step \([0-9]*\)/.*|\1|p' "$work/out" | tail -n 1; }
 at_step() { [ "$(now_at)" -ge "$1" ] 2>/dev/null; }

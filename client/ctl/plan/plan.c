@@ -64,6 +64,7 @@ static const char plan_more[] = VERB_WHERE
     "\n"
     "--host a:2:1 --host b:0:4: two daemons and a worker on a, four workers on b, through relays\n"
     "(docs/hosts.md): what crosses between them in a step. Owners and ranks are in this order.\n"
+    "With --replicas 2 each slice is on two hosts, which `shardctl host --replicas` pairs.\n"
     "\n"
     "--hosts 8 --gpus 8: eight hosts, with eight daemons and workers each: bytes and messages of "
     "the\n"
@@ -164,6 +165,8 @@ static int parse_words(const struct words *w, struct plan_ask *ask, struct shd_e
         return err_set(e, SHD_EINVAL, "--path is '%s', must be map or copy", w->path);
     if (w->compare && w->automatic)
         return err_set(e, SHD_EINVAL, "--compare and --auto: one at a time");
+    if (w->automatic && ask->replicas > 1)
+        return err_set(e, SHD_EINVAL, "--auto is of one device at a time: not with --replicas");
     if (w->automatic && ask->device_bytes == 0)
         return err_set(e, SHD_EINVAL, "--auto needs --device-memory BYTES, as 24GiB");
     if (!w->automatic && (ask->device_bytes > 0 || ask->activation_bytes > 0 || ask->offload ||
@@ -259,15 +262,17 @@ static int show_one(const struct spec *spec, struct plan_ask *ask, const struct 
 
 static int run_plan(struct plan_ask *ask, const struct words *w, struct shd_err *e)
 {
-    static struct plan_hosts hosts;
+    struct plan_hosts hosts = { .count = 0 };
     struct spec *spec;
     int r = plan_scale_parse(ask, e);
     if (r == SHD_OK)
         r = plan_hosts_parse(ask, &hosts, e);
     if (r == SHD_OK)
         r = plan_source(ask, &spec, e);
-    if (r != SHD_OK)
+    if (r != SHD_OK) {
+        plan_hosts_free(&hosts);
         return r;
+    }
     ask->across = hosts.count > 0 ? &hosts : NULL;
     if (ask->daemons == 0)
         ask->daemons = ask->workers;
@@ -280,6 +285,7 @@ static int run_plan(struct plan_ask *ask, const struct words *w, struct shd_err 
             : w->tune && !w->as_ops ? plan_tune(spec, ask, &clock, w->as_json, stdout, e)
                                     : show_one(spec, ask, w, &clock, e);
     plan_clock_close(&clock);
+    plan_hosts_free(&hosts);
     spec_free(spec);
     return r;
 }
@@ -411,6 +417,8 @@ static void add_machine_flags(struct flag_table *table, struct plan_ask *ask, st
           &ask->scale.hosts, 2, SHD_OWNERS_MAX },
         { "gpus", 0, FLAG_U32, "G", "daemons and workers on each of them", &ask->scale.gpus, 1,
           SHD_OWNERS_MAX },
+        { "replicas", 0, FLAG_U32, "R", "of each slice, on R hosts: 1 or 2 (1)", &ask->replicas, 1,
+          2 },
         { "bandwidth", 0, FLAG_REAL, "GBIT", "a second between hosts, in each direction",
           &ask->scale.gbit, 1e-3, 1e5 },
         { "latency", 0, FLAG_REAL, "US", "microseconds from host to host (0)",
@@ -451,7 +459,7 @@ static void add_machine_flags(struct flag_table *table, struct plan_ask *ask, st
 
 int verb_plan(int argc, char **argv)
 {
-    struct plan_ask ask = { .workers = 1, .policy = PLAN_POLICY_DEFAULT };
+    struct plan_ask ask = { .workers = 1, .replicas = 1, .policy = PLAN_POLICY_DEFAULT };
     struct words w = { .path = "map", .state = "memory" };
     struct flag_table table = { .count = 0 };
     add_model_flags(&table, &ask);

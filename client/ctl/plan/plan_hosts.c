@@ -71,23 +71,38 @@ int plan_hosts_parse(struct plan_ask *ask, struct plan_hosts *ret_hosts, struct 
         daemons += hosts->items[i].daemons;
         workers += hosts->items[i].workers;
     }
-    if (r != SHD_OK || hosts->count == 0)
+    if (r != SHD_OK)
         return r;
-    r = check_sum("daemons", daemons, ask->daemons, SHD_OWNERS_MAX, e);
+    if (hosts->count == 0)
+        return ask->replicas == 1 || ask->scale.hosts > 0
+                   ? SHD_OK
+                   : err_set(e, SHD_EINVAL,
+                             "--replicas %" PRIu32
+                             " is of several hosts: it needs --host, of each, or --hosts",
+                             ask->replicas);
+    r = check_sum("daemons", daemons, ask->daemons * ask->replicas, SHD_OWNERS_MAX, e);
     if (r == SHD_OK)
         r = check_sum("workers", workers, ask->workers == 1 ? 0 : ask->workers, SHD_MICROS_MAX, e);
-    ask->daemons = (uint32_t)daemons;
+    if (r == SHD_OK)
+        r = plan_copies_new(hosts->items, hosts->count, ask->replicas, &hosts->copies, e);
+    ask->daemons = (uint32_t)daemons / ask->replicas;
     ask->workers = (uint32_t)workers;
     return r;
 }
 
+void plan_hosts_free(struct plan_hosts *hosts)
+{
+    plan_copies_free(&hosts->copies);
+    hosts->count = 0;
+}
+
 /* -- Counting ---------------------------------------------------------------------------------- */
 
-static uint32_t first_of(const struct plan_hosts *hosts, uint32_t host, bool daemons)
+static uint32_t first_rank(const struct plan_hosts *hosts, uint32_t host)
 {
     uint32_t first = 0;
     for (uint32_t i = 0; i < host; i++)
-        first += daemons ? hosts->items[i].daemons : hosts->items[i].workers;
+        first += hosts->items[i].workers;
     return first;
 }
 
@@ -108,7 +123,7 @@ static uint64_t host_groups(const struct plan_hosts *hosts, uint32_t host, uint3
 static uint64_t groups_of(const struct spec *spec, const struct plan_ask *ask,
                           const struct plan_hosts *hosts, uint32_t host)
 {
-    const uint32_t first = first_of(hosts, host, /* daemons= */ false);
+    const uint32_t first = first_rank(hosts, host);
     const uint32_t groups = spec->micro_batches / (spec->accumulate > 0 ? spec->accumulate : 1);
     uint64_t sum = 0;
     if (ask->policy.shares_sums)
@@ -136,10 +151,12 @@ static int add_owners(const struct spec *spec, const struct plan_ask *ask,
                       const struct plan_hosts *hosts, uint32_t host, uint64_t *published,
                       uint64_t *returned, struct shd_err *e)
 {
-    const uint32_t first = first_of(hosts, host, /* daemons= */ true);
-    for (uint32_t owner = first; owner < first + hosts->items[host].daemons; owner++) {
+    const struct plan_copies *c = &hosts->copies;
+    for (uint32_t i = 0; i < c->count; i++) {
         struct shardmap *map;
-        const int r = shardmap_new(spec, owner, ask->daemons, &map, e);
+        if (c->items[i].host != host)
+            continue;
+        const int r = shardmap_new(spec, c->items[i].slice, ask->daemons, &map, e);
         if (r != SHD_OK)
             return r;
         add_owner(spec, ask, map, published, returned);
@@ -202,8 +219,9 @@ int plan_hosts_print(const struct spec *spec, const struct plan_ask *ask,
     if (r == SHD_OK)
         fprintf(out,
                 "  Parameters cross once for each host, whatever the strategy; each group of %s "
-                "gradients by itself.\n",
-                ask->policy.shares_sums ? "a host's" : "each worker's");
+                "gradients by itself%s.\n",
+                ask->policy.shares_sums ? "a host's" : "each worker's",
+                ask->replicas > 1 ? ",\n  to both copies of each slice" : "");
     return r;
 }
 

@@ -9,22 +9,21 @@
 
 #include <jansson.h>
 
+#include "client/ctl/plan/plan_copies.h"
 #include "client/ctl/plan/plan_source.h"
 #include "proto/base/status.h"
 #include "proto/spec/spec.h"
 
-struct plan_host {
-    char name[64];
-    uint32_t daemons, workers;
-};
-
 struct plan_hosts {
     struct plan_host items[FLAG_LIST_MAX];
     uint32_t count; /* 0: all on one */
+    struct plan_copies copies;
 };
+void plan_hosts_free(struct plan_hosts *hosts); /* leaves it empty */
 
 /* "NAME:DAEMONS:WORKERS" of each host, in the order of the owners and of the ranks; daemons and
- * workers of ask become their sums. Errors: SHD_EINVAL names the word or the flag. */
+ * workers of ask become their sums, daemons half of it with replicas. Errors: SHD_EINVAL names the
+ * word or the flag. */
 int plan_hosts_parse(struct plan_ask *ask, struct plan_hosts *ret_hosts, struct shd_err *e);
 
 struct plan_crossing {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "client/ctl/base/text.h"
+#include "client/ctl/plan/plan_copies.h"
 #include "client/plan/plan_cost.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
@@ -59,7 +60,7 @@ int plan_scale_parse(struct plan_ask *ask, struct shd_err *e)
         return err_set(e, SHD_EINVAL,
                        "--hosts %" PRIu32 " --gpus %" PRIu32 ": %" PRIu64 " daemons, at most %u",
                        s->hosts, s->gpus, all, SHD_OWNERS_MAX);
-    if (ask->daemons != 0 && ask->daemons != all)
+    if (ask->daemons != 0 && ask->daemons * ask->replicas != all)
         return err_set(e, SHD_EINVAL,
                        "--hosts and --gpus: %" PRIu64 " daemons, --daemons says %" PRIu32, all,
                        ask->daemons);
@@ -67,7 +68,8 @@ int plan_scale_parse(struct plan_ask *ask, struct shd_err *e)
         return err_set(e, SHD_EINVAL,
                        "--hosts and --gpus: %" PRIu64 " workers, --workers says %" PRIu32, all,
                        ask->workers);
-    ask->daemons = ask->workers = (uint32_t)all;
+    ask->workers = (uint32_t)all;
+    ask->daemons = (uint32_t)all / ask->replicas;
     return SHD_OK;
 }
 
@@ -81,7 +83,8 @@ static uint64_t connections_of(const struct plan_scale_ask *s)
 /* -- Counting ---------------------------------------------------------------------------------- */
 
 static void add_owner(const struct spec *spec, const struct plan_ask *ask,
-                      const struct shardmap *map, const uint32_t *fetches, struct part *p)
+                      const struct shardmap *map, const uint32_t *fetches, bool primary,
+                      struct part *p)
 {
     const enum shd_dtype asked = ask->policy.grad_dtype;
     for (uint32_t u = 0; u < map->units; u++) {
@@ -90,8 +93,8 @@ static void add_owner(const struct spec *spec, const struct plan_ask *ask,
         const uint64_t bytes = shardmap_publish_slice_bytes(map, u);
         p->published += bytes;
         p->slices += bytes > 0;
-        p->fetched += fetches[u] * bytes;
-        p->fetches += bytes > 0 ? fetches[u] : 0;
+        p->fetched += primary ? fetches[u] * bytes : 0;
+        p->fetches += primary && bytes > 0 ? fetches[u] : 0;
         if (!unit->frozen) { /* an owner that has no part of it is told all the same */
             p->returned += map->slice[u].elems * dtype_bytes(as);
             p->returned_parts++;
@@ -99,20 +102,33 @@ static void add_owner(const struct spec *spec, const struct plan_ask *ask,
     }
 }
 
-static int count_part(const struct spec *spec, const struct plan_ask *ask, uint32_t host,
-                      uint32_t slots, const uint32_t *fetches, struct part *p, struct shd_err *e)
+static int count_copy(const struct spec *spec, const struct plan_ask *ask,
+                      const struct plan_copy *copy, uint32_t slots, const uint32_t *fetches,
+                      struct part *p, struct shd_err *e)
 {
-    const uint32_t first = host * ask->scale.gpus;
-    for (uint32_t owner = first; owner < first + ask->scale.gpus; owner++) {
-        struct shardmap *map;
-        const int r = shardmap_new(spec, owner, ask->daemons, &map, e);
-        if (r != SHD_OK)
-            return r;
-        add_owner(spec, ask, map, fetches, p);
-        p->inbox += shardmap_inbox_bytes(map, slots);
-        shardmap_free(map);
-    }
+    struct shardmap *map;
+    const int r = shardmap_new(spec, copy->slice, ask->daemons, &map, e);
+    if (r != SHD_OK)
+        return r;
+    add_owner(spec, ask, map, fetches, copy->primary, p);
+    p->inbox += shardmap_inbox_bytes(map, slots);
+    shardmap_free(map);
     return SHD_OK;
+}
+
+/* Of hosts h0, h1, ... */
+static int copies_of(const struct plan_ask *ask, struct plan_copies *ret_copies, struct shd_err *e)
+{
+    struct plan_host *hosts = sys_calloc(ask->scale.hosts, sizeof *hosts);
+    if (hosts == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " hosts", ask->scale.hosts);
+    for (uint32_t i = 0; i < ask->scale.hosts; i++) {
+        snprintf(hosts[i].name, sizeof hosts[i].name, "h%" PRIu32, i);
+        hosts[i].daemons = ask->scale.gpus;
+    }
+    const int r = plan_copies_new(hosts, ask->scale.hosts, ask->replicas, ret_copies, e);
+    free(hosts);
+    return r;
 }
 
 static void sum_part(struct part *all, const struct part *p)
@@ -185,6 +201,7 @@ static int count_scale(const struct spec *spec, const struct plan_ask *ask, cons
     struct part all = { 0 };
     struct part *parts = sys_calloc(hosts, sizeof *parts);
     uint32_t *fetches = sys_calloc(spec->unit_count, sizeof *fetches);
+    struct plan_copies copies = { 0 };
     int r = SHD_OK;
     if (parts == NULL || fetches == NULL) {
         r = err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " hosts", hosts);
@@ -193,15 +210,18 @@ static int count_scale(const struct spec *spec, const struct plan_ask *ask, cons
     for (uint32_t i = 0; i < plan->op_count; i++)
         if (plan->ops[i].kind == PLAN_FETCH) /* others may be of no unit */
             fetches[plan->ops[i].unit]++;
-    for (uint32_t host = 0; r == SHD_OK && host < hosts; host++) {
-        r = count_part(spec, ask, host, slots, fetches, &parts[host], e);
+    r = copies_of(ask, &copies, e);
+    for (uint32_t i = 0; r == SHD_OK && i < copies.count; i++)
+        r = count_copy(spec, ask, &copies.items[i], slots, fetches, &parts[copies.items[i].host],
+                       e);
+    for (uint32_t host = 0; host < hosts; host++)
         sum_part(&all, &parts[host]);
-    }
     for (uint32_t host = 0; r == SHD_OK && host < hosts; host++)
         add_host(ask, &parts[host], &all, groups, &s);
     if (r == SHD_OK)
         *ret_scale = s;
 out:
+    plan_copies_free(&copies);
     free(fetches);
     free(parts);
     return r;
@@ -254,8 +274,8 @@ int plan_scale_print(const struct spec *spec, const struct plan_ask *ask, const 
     const int r = count_scale(spec, ask, plan, &s, e);
     if (r != SHD_OK)
         return r;
-    fprintf(out, "\n  %" PRIu32 " hosts with %" PRIu32 " daemons and workers each\n",
-            ask->scale.hosts, ask->scale.gpus);
+    fprintf(out, "\n  %" PRIu32 " hosts with %" PRIu32 " daemons and workers each%s\n",
+            ask->scale.hosts, ask->scale.gpus, ask->replicas > 1 ? ", each slice on two" : "");
     table_init(&t, headings, ARRAY_SIZE(headings));
     print_flow(&t, "with relays", &s.relays);
     print_flow(&t, "all to all", &s.direct);

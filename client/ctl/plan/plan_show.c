@@ -44,8 +44,8 @@ int plan_owners(const struct spec *spec, const struct plan_ask *ask, uint32_t da
         const struct owner_bytes b = owner_bytes(map, &each);
         const struct owner_gpu_bytes on_gpu = owner_gpu_bytes(map, &each);
         shardmap_free(map);
-        o.total_bytes += b.all;
-        o.total_file_bytes += b.file;
+        o.total_bytes += b.all * ask->replicas;
+        o.total_file_bytes += b.file * ask->replicas;
         if (b.all > o.max.all)
             o.max = b;
         if (on_gpu.all > o.gpu_max.all)
@@ -160,13 +160,14 @@ static int print_owners(const struct spec *spec, const struct plan_ask *ask,
     if (r != SHD_OK)
         return r;
     fprintf(out,
-            "  Owner memory, %" PRIu32 " daemon%s: %s %s + %s published + %s inboxes (%" PRIu32
+            "  Owner memory, %" PRIu32 " daemon%s%s: %s %s + %s published + %s inboxes (%" PRIu32
             " worker%s, %" PRIu32
             " slots)\n  + %s ledger, board and spec + %s spare for a successor = "
             "%s each at most, %s in all.\n"
             "  While gradients wait for a slow worker up to %s more each, in host memory;\n"
             "  for each step that readers have pinned (two at most) %s.\n",
-            ask->daemons, ask->daemons == 1 ? "" : "s",
+            ask->daemons * ask->replicas, ask->daemons * ask->replicas == 1 ? "" : "s",
+            ask->replicas > 1 ? ", two for each slice" : "",
             text_size(ask->state_on_file ? o.max.window : o.max.state, state),
             ask->state_on_file ? "of the state" : "state", text_size(o.max.publish, publish),
             text_size(o.max.inbox, inbox), ask->workers, ask->workers == 1 ? "" : "s", slots,
@@ -288,14 +289,14 @@ static json_t *json_owners(const struct plan_ask *ask, const struct plan_owners 
 {
     return json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "daemons",
-        integer(ask->daemons), "state_bytes_max", integer(o->max.state), "window_bytes_max",
-        integer(o->max.window), "file_bytes_max", integer(o->max.file), "total_file_bytes",
-        integer(o->total_file_bytes), "publish_bytes_max", integer(o->max.publish),
-        "inbox_bytes_max", integer(o->max.inbox), "ledger_bytes_max", integer(o->max.ledger),
-        "board_bytes_max", integer(o->max.board), "spec_bytes_max", integer(o->max.spec),
-        "spare_bytes_max", integer(o->max.spare), "bytes_max", integer(o->max.all),
-        "spill_bytes_max", integer(o->max.spill_max), "pin_bytes_max", integer(o->max.publish),
-        "total_bytes", integer(o->total_bytes));
+        integer((uint64_t)ask->daemons * ask->replicas), "state_bytes_max", integer(o->max.state),
+        "window_bytes_max", integer(o->max.window), "file_bytes_max", integer(o->max.file),
+        "total_file_bytes", integer(o->total_file_bytes), "publish_bytes_max",
+        integer(o->max.publish), "inbox_bytes_max", integer(o->max.inbox), "ledger_bytes_max",
+        integer(o->max.ledger), "board_bytes_max", integer(o->max.board), "spec_bytes_max",
+        integer(o->max.spec), "spare_bytes_max", integer(o->max.spare), "bytes_max",
+        integer(o->max.all), "spill_bytes_max", integer(o->max.spill_max), "pin_bytes_max",
+        integer(o->max.publish), "total_bytes", integer(o->total_bytes));
 }
 
 int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
@@ -435,8 +436,8 @@ static int compare_text(const struct spec *spec, const struct plan_ask *ask,
             "WAITS: columns of the timeline in which compute waits for a fetch.\n"
             "Each of %" PRIu32 " daemon%s holds %s state + %s published at most, whatever the "
             "strategy.\n",
-            ask->daemons, ask->daemons == 1 ? "" : "s", text_size(o.max.state, state),
-            text_size(o.max.publish, publish));
+            ask->daemons * ask->replicas, ask->daemons * ask->replicas == 1 ? "" : "s",
+            text_size(o.max.state, state), text_size(o.max.publish, publish));
     if (clock->has_rates)
         fprintf(out,
                 "STEP: predicted, %s workers' compute, MOST: what most of it is; by rates of "

@@ -26,10 +26,10 @@ struct plan_ask {
     const char *spec, *safetensors;  /* or a file */
     const char *wrap, *tie, *frozen; /* how a safetensors file becomes units; NULL: not given */
     uint32_t unit_elems_min;
-    const char *param_dtype; /* NULL: as the source has it */
-    uint32_t accumulate;     /* 0: as the source has it */
-    uint32_t micros;         /* per worker and step; 0: the model's, spread over the workers */
-    uint32_t workers, daemons;
+    const char *param_dtype;   /* NULL: as the source has it */
+    uint32_t accumulate;       /* 0: as the source has it */
+    uint32_t micros;           /* per worker and step; 0: the model's, spread over the workers */
+    uint32_t workers, daemons; /* daemons that hold a slice of their own */
     struct plan_policy policy;
     uint64_t device_bytes, activation_bytes;
     uint64_t context_bytes; /* of each process on a GPU */
@@ -42,6 +42,7 @@ struct plan_ask {
     bool copies;       /* path copy */
     bool timeline_only;
     struct flag_list hosts; /* NAME:DAEMONS:WORKERS */
+    uint32_t replicas;      /* of each slice, on as many hosts: 1 or 2 */
     struct plan_scale_ask scale;
     const struct plan_hosts *across; /* borrowed: these, parsed; NULL: all is on one */
 };

@@ -141,9 +141,47 @@ TEST(what_crosses_between_hosts_is_what_owners_there_have)
     json_decref(root);
 }
 
+/* test_hosts_replicas compares it with what is counted. */
+TEST(replicas_cross_as_often_as_there_are_copies_elsewhere)
+{
+    const long long bytes = 4 << 20; /* of the example, whose step has one micro-batch */
+    json_t *root = plan_json(EXAMPLE " --json --replicas 2 --host a:2:1 --host b:2:1");
+    EXPECT_EQ(crossing_at(root, "a", "b", "parameters_bytes"), bytes); /* a copy of all is there */
+    EXPECT_EQ(crossing_at(root, "a", "b", "gradients_bytes"), bytes);
+    EXPECT_EQ(json_at(root, "owners", "daemons"), 4);
+    const long long total = json_at(root, "owners", "total_bytes");
+    json_decref(root);
+    root = plan_json(EXAMPLE " --json --host a:1:1 --host b:1:1"); /* as large slices, once */
+    EXPECT_EQ(total, 2 * json_at(root, "owners", "total_bytes"));
+    json_decref(root);
+    /* a has a copy of every slice, of three on the two others. */
+    root = plan_json(EXAMPLE " --json --replicas 2 --host b:1:1 --host a:3:1 --host w:0:1 "
+                             "--host c:2:1");
+    EXPECT_EQ(crossing_at(root, "b", "a", "gradients_bytes"), bytes);
+    EXPECT_EQ(crossing_at(root, "b", "w", "parameters_bytes") +
+                  crossing_at(root, "c", "w", "parameters_bytes"),
+              bytes);
+    json_decref(root);
+    root = plan_json(EXAMPLE " --json --replicas 2 --hosts 2 --gpus 2");
+    const json_t *relays = json_object_get(json_object_get(root, "scale"), "relays");
+    EXPECT_EQ(json_integer_value(json_object_get(relays, "bytes_in")), 3 * bytes);
+    EXPECT_EQ(json_at(root, "scale", "mirror_bytes"), bytes);
+    json_decref(root);
+    expect_plan(EXAMPLE " --replicas 2 --hosts 2 --gpus 2", 0,
+                "2 hosts with 2 daemons and workers each, each slice on two");
+    expect_plan(EXAMPLE " --replicas 2 --host a:1:1 --host b:1:1", 0,
+                "Owner memory, 2 daemons, two for each slice:");
+}
+
 TEST(hosts_that_do_not_fit_are_refused)
 {
     static const char *const wrong[][2] = {
+        { "--replicas 2", "--replicas 2 is of several hosts: it needs --host" },
+        { "--replicas 2 --host a:2:1", "'a' alone has devices" },
+        { "--replicas 2 --host a:1:1 --host b:1:1 --host c:1:1", "3 devices make no pairs" },
+        { "--replicas 2 --host a:3:1 --host b:1:1", "'a' has 3 of 4 devices" },
+        { "--replicas 2 --host a:1:1 --host b:1:1 --daemons 2", "--host: 2 daemons, --daemons" },
+        { "--replicas 2 --host a:200:1 --host b:200:1", "more than a cluster file has room for" },
         { "--host a", "'a' is not NAME:DAEMONS:WORKERS" },
         { "--host a:1", "'a:1' is not" },
         { "--host a:1:1:1", "'a:1:1:1' is not" },
@@ -560,6 +598,9 @@ TEST(wrong_flags_are_usage_errors)
     expect_plan(EXAMPLE " --max-live-bytes 9999999TiB", 2, "its limits are 1 and 2^60 bytes");
     expect_plan(EXAMPLE " --path nccl", 2, "--path is 'nccl', must be map or copy");
     expect_plan(EXAMPLE " --compute 0", 2, "--compute");
+    expect_plan(EXAMPLE " --replicas 3", 2, "--replicas is 3, its limits are 1 and 2");
+    expect_plan(EXAMPLE " --replicas 2 --host a:1:1 --host b:1:1 --auto --device-memory 1GiB", 2,
+                "--auto is of one device at a time: not with --replicas");
     expect_plan(EXAMPLE " --auto", 2, "--auto needs --device-memory");
     expect_plan(EXAMPLE " --offload", 2, "are questions to --auto");
     expect_plan(EXAMPLE " --auto --compare --device-memory 1GiB", 2, "one at a time");
