@@ -80,10 +80,10 @@ held_in_dev='adopt|adopt_state|arbiter.*|chaos_elastic|chaos_hosts|checkpoint_ba
 held_in_dev+='|client_kept|client_lease|client_membe.*|client_open|client_parts|client_put.*|client_read|client_reset|client_session|client_sizes'
 held_in_dev+='|client_waits|client_withdraw|client_wrong|commit_steps|ctl|ctl_doctor|ctl_drain|ctl_keeper|ctl_meter|ctl_pairs'
 held_in_dev+='|ctl_plan|ctl_reshard|ctl_status|ctl_top|ctl_up|cuda_faults|cuda_share|elastic|emulate_trail|fault'
-held_in_dev+='|faults|fuzz_.*|gpu_client|gpu_client_faults|gpu_daemon_ctl|gpu_stream|host_replicas|hosts_refill|hosts_reshard|house.*|http|log|log_lines'
+held_in_dev+='|faults|fuzz_.*|gpu_client|gpu_client_faults|gpu_daemon_ctl|gpu_stream|host_replicas|hosts_many|hosts_refill|hosts_reshard|house.*|http|log|log_lines'
 held_in_dev+='|adopt_file|adopt_state_file|client_kept_file|client_rewind_file'
 held_in_dev+='|lossy|manuals|memory|merge|metrics|model_files|nccl_client|nccl_daemon|nccl_waits|norms|notify|page|page_dashboard'
-held_in_dev+='|plan_own|plan_time|proto_.*|ready|recover|replace|replicas|requests|requests_spec|sim|slurm_replicas|soak|spill|step_crash|units|units_merge'
+held_in_dev+='|plan_own|plan_time|proto_.*|ready|recover|replace|replicas|requests|requests_spec|sim|slurm|slurm_replicas|soak|spill|step_crash|units|units_merge'
 
 # The other way round: what computes alone and looks at no memory but its own. (What it computes with, "sim" has in dev.)
 held_in_release='sim_bugs'
