@@ -19,6 +19,7 @@
 #include <openssl/x509.h>
 
 #include "daemon/relay/bulk_head.h"
+#include "daemon/relay/bulk_path.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/share/listen.h"
@@ -41,8 +42,10 @@ struct bulk {
     int fd;   /* owned */
     SSL *tls; /* owned */
     const struct bulk_keys *keys;
-    struct cluster cluster; /* owned: as it was when the connection was made */
-    const char *wanted;     /* borrowed, while dialing: nobody but this host. NULL: any */
+    const struct bulk_path *path; /* of payloads that do not go with their head */
+    void *end;                    /* of the path: this end of it */
+    struct cluster cluster;       /* owned: as it was when the connection was made */
+    const char *wanted;           /* borrowed, while dialing: nobody but this host. NULL: any */
     char peer[CLUSTER_NAME_BYTES];
     struct bulk_hooks hooks;
     uint8_t head_in[BULK_HEAD_BYTES];
@@ -54,7 +57,7 @@ struct bulk {
     struct shd_err failed;    /* code not 0: what ended it */
 };
 
-/* -- Keys -------------------------------------------------------------------------------------- */
+/* -- The path within TLS ----------------------------------------------------------------------- */
 
 static int tls_failed(int code, struct shd_err *e, const char *what)
 {
@@ -62,6 +65,54 @@ static int tls_failed(int code, struct shd_err *e, const char *what)
     const char *text = why != 0 ? ERR_reason_error_string(why) : NULL;
     return err_set(e, code, "%s: %s", what, text != NULL ? text : "no reason given");
 }
+
+/* What OpenSSL's answer n means: SHD_PENDING it wants to wait. */
+static int explain(const struct bulk *bulk, int n, struct shd_err *e)
+{
+    const int saved = errno;
+    const int why = SSL_get_error(bulk->tls, n);
+    if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE)
+        return SHD_PENDING;
+    if (why == SSL_ERROR_ZERO_RETURN || (why == SSL_ERROR_SYSCALL && saved == 0))
+        return err_set(e, SHD_EGONE, "host %s hung up", bulk->peer);
+    if (why == SSL_ERROR_SYSCALL)
+        return err_set(e, saved == ETIMEDOUT ? SHD_ETIMEDOUT : SHD_EGONE, "host %s: %s", bulk->peer,
+                       strerror(saved));
+    return tls_failed(SHD_EGONE, e, "TLS");
+}
+
+static int tls_receive(void *end, uint8_t *to, uint64_t bytes, uint64_t *ret_done,
+                       struct shd_err *e)
+{
+    struct bulk *bulk = end;
+    ERR_clear_error();
+    errno = 0;
+    const int n = SSL_read(bulk->tls, to, bytes < PIECE_BYTES ? (int)bytes : (int)PIECE_BYTES);
+    if (n <= 0)
+        return explain(bulk, n, e);
+    *ret_done = (uint64_t)n;
+    return SHD_OK;
+}
+
+static int tls_send(void *end, const uint8_t *data, uint64_t bytes, uint64_t *ret_done,
+                    struct shd_err *e)
+{
+    struct bulk *bulk = end;
+    ERR_clear_error();
+    errno = 0;
+    const int n = SSL_write(bulk->tls, data, bytes < PIECE_BYTES ? (int)bytes : (int)PIECE_BYTES);
+    if (n <= 0)
+        return explain(bulk, n, e);
+    *ret_done = (uint64_t)n;
+    return SHD_OK;
+}
+
+/* The end of this path is the bulk itself. */
+static const struct bulk_path tls_path = { .name = "tcp",
+                                           .send = tls_send,
+                                           .receive = tls_receive };
+
+/* -- Keys -------------------------------------------------------------------------------------- */
 
 /* Whose certificate is it? Only its key is looked at: the handshake proves that the peer has the
  * private half. */
@@ -260,6 +311,7 @@ static int bulk_new(const struct bulk_keys *keys, struct cluster *cluster, int f
     }
     bulk->fd = fd;
     bulk->keys = keys;
+    bulk->path = &tls_path;
     bulk->cluster = *cluster;
     bulk->wanted = wanted;
     bulk->tls = SSL_new(keys->tls);
@@ -386,39 +438,20 @@ static int fail(struct bulk *bulk, const struct shd_err *why, struct shd_err *e)
     return err_copy(&bulk->failed, e);
 }
 
-/* What OpenSSL's answer n means: SHD_PENDING it wants to wait for *ret_events. */
-static int explain(struct bulk *bulk, int n, short *ret_events, struct shd_err *e)
+static void *end_of(struct bulk *bulk, const struct bulk_path *path)
 {
-    const int saved = errno;
-    const int why = SSL_get_error(bulk->tls, n);
-    struct shd_err failed = { 0 };
-    if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE) {
-        *ret_events = why == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT;
-        return SHD_PENDING;
-    }
-    if (why == SSL_ERROR_ZERO_RETURN || (why == SSL_ERROR_SYSCALL && saved == 0))
-        err_set(&failed, SHD_EGONE, "host %s hung up", bulk->peer);
-    else if (why == SSL_ERROR_SYSCALL)
-        err_set(&failed, saved == ETIMEDOUT ? SHD_ETIMEDOUT : SHD_EGONE, "host %s: %s", bulk->peer,
-                strerror(saved));
-    else
-        tls_failed(SHD_EGONE, &failed, "TLS");
-    return fail(bulk, &failed, e);
+    return path == &tls_path ? bulk : bulk->end;
 }
 
-/* Up to bytes of the stream; *ret_got > 0, or SHD_PENDING. */
-static int read_some(struct bulk *bulk, uint8_t *to, uint64_t bytes, uint64_t *ret_got,
-                     struct shd_err *e)
+/* Up to bytes of what comes by a path; *ret_got > 0, or SHD_PENDING. */
+static int read_some(struct bulk *bulk, const struct bulk_path *path, uint8_t *to, uint64_t bytes,
+                     uint64_t *ret_got, struct shd_err *e)
 {
-    short ignored;
-    ERR_clear_error();
-    errno = 0;
-    const int n = SSL_read(bulk->tls, to, bytes < PIECE_BYTES ? (int)bytes : (int)PIECE_BYTES);
-    if (n <= 0)
-        return explain(bulk, n, &ignored, e);
-    bulk->heard_ns = clock_now_ns();
-    *ret_got = (uint64_t)n;
-    return SHD_OK;
+    struct shd_err why = { 0 };
+    const int r = path->receive(end_of(bulk, path), to, bytes, ret_got, &why);
+    if (r == SHD_OK)
+        bulk->heard_ns = clock_now_ns();
+    return r < SHD_OK ? fail(bulk, &why, e) : r;
 }
 
 static int head_came(struct bulk *bulk, struct shd_err *e)
@@ -449,13 +482,19 @@ static int frame_came(struct bulk *bulk, struct shd_err *e)
     return r == SHD_OK ? r : fail(bulk, &why, e);
 }
 
+/* By which a payload goes: a small one shares a record with its head. */
+static const struct bulk_path *path_of(const struct bulk *bulk, uint64_t bytes)
+{
+    return bytes <= SMALL_BYTES ? &tls_path : bulk->path;
+}
+
 /* One frame, or what there is of it: SHD_PENDING. */
 static int receive_frame(struct bulk *bulk, struct shd_err *e)
 {
     uint64_t got = 0;
     while (bulk->head_got < BULK_HEAD_BYTES) {
-        int r = read_some(bulk, bulk->head_in + bulk->head_got, BULK_HEAD_BYTES - bulk->head_got,
-                          &got, e);
+        int r = read_some(bulk, &tls_path, bulk->head_in + bulk->head_got,
+                          BULK_HEAD_BYTES - bulk->head_got, &got, e);
         if (r != SHD_OK)
             return r;
         bulk->head_got += got;
@@ -463,7 +502,8 @@ static int receive_frame(struct bulk *bulk, struct shd_err *e)
             return r;
     }
     while (bulk->got < bulk->head.bytes) {
-        const int r = read_some(bulk, bulk->to + bulk->got, bulk->head.bytes - bulk->got, &got, e);
+        const int r = read_some(bulk, path_of(bulk, bulk->head.bytes), bulk->to + bulk->got,
+                                bulk->head.bytes - bulk->got, &got, e);
         if (r != SHD_OK)
             return r;
         bulk->got += got;
@@ -501,25 +541,23 @@ static int wait_for_room(struct bulk *bulk, uint64_t since_ns, struct shd_err *e
     return fail(bulk, &why, e);
 }
 
-static int write_all(struct bulk *bulk, const uint8_t *data, uint64_t bytes, struct shd_err *e)
+static int write_all(struct bulk *bulk, const struct bulk_path *path, const uint8_t *data,
+                     uint64_t bytes, struct shd_err *e)
 {
     uint64_t since_ns = clock_now_ns();
     for (uint64_t done = 0; done < bytes;) {
-        const uint64_t left = bytes - done;
-        short ignored;
-        ERR_clear_error();
-        errno = 0;
-        const int n = SSL_write(bulk->tls, data + done,
-                                left < PIECE_BYTES ? (int)left : (int)PIECE_BYTES);
-        int r = n > 0 ? SHD_OK : explain(bulk, n, &ignored, e);
+        struct shd_err why = { 0 };
+        uint64_t sent = 0;
+        int r = path->send(end_of(bulk, path), data + done, bytes - done, &sent, &why);
         if (r == SHD_PENDING)
             r = wait_for_room(bulk, since_ns, e);
+        else if (r != SHD_OK)
+            r = fail(bulk, &why, e);
         if (r != SHD_OK)
             return r;
-        if (n > 0) {
-            done += (uint64_t)n;
+        done += sent;
+        if (sent > 0)
             since_ns = clock_now_ns();
-        }
     }
     return SHD_OK;
 }
@@ -535,9 +573,9 @@ int bulk_send(struct bulk *bulk, const struct bulk_head *head, const void *paylo
     bulk_head_pack(head, small);
     if (one)
         memcpy(small + BULK_HEAD_BYTES, payload, head->bytes);
-    int r = write_all(bulk, small, BULK_HEAD_BYTES + (one ? head->bytes : 0), e);
+    int r = write_all(bulk, &tls_path, small, BULK_HEAD_BYTES + (one ? head->bytes : 0), e);
     if (r == SHD_OK && !one)
-        r = write_all(bulk, payload, head->bytes, e);
+        r = write_all(bulk, path_of(bulk, head->bytes), payload, head->bytes, e);
     bulk->sent_ns = clock_now_ns();
     bulk->bytes += head->bytes;
     if (bulk->count != NULL && r == SHD_OK)
