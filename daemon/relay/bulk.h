@@ -62,6 +62,9 @@ void bulk_keys_free(struct bulk_keys *keys); /* NULL is a no-op */
 /* The address that the cluster file has beside this host's own name. */
 const char *bulk_keys_address(const struct bulk_keys *keys);
 
+/* How payloads cross, for people: "tcp, by TLS 1.3", "ucx, not encrypted". */
+const char *bulk_keys_way(const struct bulk_keys *keys);
+
 struct bulk;
 
 /* Connect to host `name` and to nobody else, within timeout_ns. Errors: SHD_ENOENT no such host,
