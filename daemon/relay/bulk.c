@@ -238,7 +238,7 @@ static int check_own(struct bulk_keys *keys, const EVP_PKEY *key, const char *na
                     keys->path, name);
     if (r == SHD_OK && own != NULL)
         memcpy(keys->address, own->address, sizeof keys->address);
-    keys->way = cluster.bulk == CLUSTER_UCX ? &bulk_ucx : &tls_path;
+    keys->way = cluster.bulk == CLUSTER_UCX ? &ucx_path : &tls_path;
     cluster_free(&cluster);
     return r;
 }

@@ -1,5 +1,5 @@
 /* Bytes between two hosts' relays: own frames on TCP under TLS 1.3, straight from and into memory
- * that others have mapped.
+ * that others have mapped. Large payloads may go beside it (bulk_path.h), as the cluster file says.
  *
  * Happy path: one side dials, the other accepts; each proves that it has the private key that
  * stands beside a name in the cluster file (no authority signs: the certificate is a wrapping that

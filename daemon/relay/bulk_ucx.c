@@ -407,7 +407,7 @@ static int ucx_receive(void *end, uint8_t *to, uint64_t bytes, uint64_t *ret_don
     return SHD_OK;
 }
 
-const struct bulk_path bulk_ucx = { .name = "ucx",
+const struct bulk_path ucx_path = { .name = "ucx",
                                     .said = "ucx, not encrypted",
                                     .load = ucx_load,
                                     .open = ucx_open,
@@ -427,6 +427,6 @@ static int ucx_load(struct shd_err *e)
                    "installed, or write \"bulk\": \"tcp\" into the cluster file");
 }
 
-const struct bulk_path bulk_ucx = { .name = "ucx", .said = "ucx, not encrypted", .load = ucx_load };
+const struct bulk_path ucx_path = { .name = "ucx", .said = "ucx, not encrypted", .load = ucx_load };
 
 #endif

@@ -8,7 +8,7 @@
  *
  * Failure: what has not the token, or is not the next piece, is refused before a byte of it is
  * taken. UCX says nothing of a peer that hangs; who waits has a deadline (bulk.h), and a peer that
- * dies hangs up by TLS. Whatever it is, bulk_ucx.close() ends what is under way: no byte is read or
+ * dies hangs up by TLS. Whatever it is, ucx_path.close() ends what is under way: no byte is read or
  * written after it.
  *
  * A worker for each connection, of the connection's thread: one that goes wrong takes no other one
@@ -19,6 +19,6 @@
 #include "daemon/relay/bulk_path.h"
 
 /* Where UCX's headers were missing as this was built, load() says so, and nothing else is there. */
-extern const struct bulk_path bulk_ucx;
+extern const struct bulk_path ucx_path;
 
 #endif

@@ -46,7 +46,7 @@ static struct hosts hosts;
 static void need_ucx(void)
 {
     struct shd_err e = { 0 };
-    if (bulk_ucx.load(&e) != SHD_OK)
+    if (ucx_path.load(&e) != SHD_OK)
         SKIP("%s", e.text);
 }
 
@@ -602,14 +602,14 @@ static void ends_open(struct ends *u)
 {
     struct shd_err e = { 0 };
     need_ucx();
-    EXPECT_OK(bulk_ucx.open(&u->a, &u->of_a, &e), &e);
-    EXPECT_OK(bulk_ucx.open(&u->b, &u->of_b, &e), &e);
+    EXPECT_OK(ucx_path.open(&u->a, &u->of_a, &e), &e);
+    EXPECT_OK(ucx_path.open(&u->b, &u->of_b, &e), &e);
 }
 
 static void ends_close(struct ends *u)
 {
-    bulk_ucx.close(u->b, /* gently= */ false);
-    bulk_ucx.close(u->a, /* gently= */ false);
+    ucx_path.close(u->b, /* gently= */ false);
+    ucx_path.close(u->a, /* gently= */ false);
 }
 
 /* b sends so much, and a wants that much, until b has sent or a has failed: what a says. */
@@ -625,12 +625,12 @@ static int send_and_receive(struct ends *u, uint64_t sent, uint64_t wanted, uint
     memset(to, 0, sizeof to);
     while (r == SHD_PENDING && done == 0) {
         struct shd_err why = { 0 };
-        EXPECT(bulk_ucx.send(u->b, from, sent, &done, &why) >= SHD_OK);
-        r = bulk_ucx.receive(u->a, to, wanted, ret_got, e);
+        EXPECT(ucx_path.send(u->b, from, sent, &done, &why) >= SHD_OK);
+        r = ucx_path.receive(u->a, to, wanted, ret_got, e);
         EXPECT(test_now_ms() < end);
     }
     for (uint32_t i = 0; r == SHD_PENDING && i < 100; i++) {
-        r = bulk_ucx.receive(u->a, to, wanted, ret_got, e);
+        r = ucx_path.receive(u->a, to, wanted, ret_got, e);
         sleep_ms(1);
     }
     EXPECT(*ret_got == wanted ? memcmp(from, to, wanted) == 0 : to[0] == 0);
@@ -644,9 +644,9 @@ TEST(what_has_not_the_token_of_the_connection_is_refused_by_ucx)
         struct shd_err e = { 0 };
         uint64_t got;
         ends_open(&u);
-        EXPECT_OK(bulk_ucx.join(u.a, &u.of_b, &e), &e);
+        EXPECT_OK(ucx_path.join(u.a, &u.of_b, &e), &e);
         u.of_a.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
-        EXPECT_OK(bulk_ucx.join(u.b, &u.of_a, &e), &e);
+        EXPECT_OK(ucx_path.join(u.b, &u.of_a, &e), &e);
         EXPECT_EQ(send_and_receive(&u, 65536, 65536, &got, &e), SHD_PENDING);
         EXPECT_EQ(got, 0);
         ends_close(&u);
@@ -661,10 +661,49 @@ TEST(a_piece_that_is_longer_or_shorter_than_what_is_due_is_refused_by_ucx)
         struct shd_err e = { 0 };
         uint64_t got;
         ends_open(&u);
-        EXPECT_OK(bulk_ucx.join(u.a, &u.of_b, &e), &e);
-        EXPECT_OK(bulk_ucx.join(u.b, &u.of_a, &e), &e);
+        EXPECT_OK(ucx_path.join(u.a, &u.of_b, &e), &e);
+        EXPECT_OK(ucx_path.join(u.b, &u.of_a, &e), &e);
         EXPECT_EQ(send_and_receive(&u, sent[i], 65536, &got, &e),
                   sent[i] == 65536 ? SHD_OK : SHD_EPROTO);
+        ends_close(&u);
+    }
+}
+
+/* Of this process, but for hosts' own: to each of them, so much nonsense. */
+static uint32_t say_nonsense_to_listeners(uint64_t *state)
+{
+    uint32_t told = 0;
+    for (int fd = 3; fd < 1024; fd++) {
+        struct sockaddr_in at;
+        socklen_t bytes = sizeof at, size = sizeof(int);
+        int listens = 0;
+        uint8_t nonsense[4096];
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0 ||
+            getsockname(fd, (struct sockaddr *)&at, &bytes) != 0 || at.sin_family != AF_INET)
+            continue;
+        const int to = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        for (uint32_t i = 0; i < sizeof nonsense; i++)
+            nonsense[i] = (uint8_t)test_random(state);
+        if (connect(to, (struct sockaddr *)&at, sizeof at) == 0)
+            told += send(to, nonsense, sizeof nonsense, MSG_NOSIGNAL) > 0;
+        close(to);
+    }
+    return told;
+}
+
+TEST(nonsense_at_the_port_of_ucx_hinders_nobody)
+{
+    uint64_t state = 11;
+    for (uint32_t i = 0; i < 8; i++) {
+        struct ends u;
+        struct shd_err e = { 0 };
+        uint64_t got;
+        ends_open(&u);
+        EXPECT(say_nonsense_to_listeners(&state) > 0);
+        EXPECT_OK(ucx_path.join(u.a, &u.of_b, &e), &e);
+        EXPECT_OK(ucx_path.join(u.b, &u.of_a, &e), &e);
+        say_nonsense_to_listeners(&state);
+        EXPECT_OK(send_and_receive(&u, 65536, 65536, &got, &e), &e);
         ends_close(&u);
     }
 }
@@ -675,7 +714,7 @@ TEST(a_hello_that_is_no_token_and_address_is_refused_by_ucx)
     struct shd_err e = { 0 };
     ends_open(&u);
     u.of_b.bytes = 16;
-    EXPECT_STATUS(bulk_ucx.join(u.a, &u.of_b, &e), SHD_EPROTO);
+    EXPECT_STATUS(ucx_path.join(u.a, &u.of_b, &e), SHD_EPROTO);
     ends_close(&u);
 }
 
