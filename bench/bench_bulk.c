@@ -201,7 +201,7 @@ static int receive_plain(struct receiving *to, int fd, struct shd_err *e)
     while (r == SHD_OK && to->got.done < to->b->rings.bytes) {
         uint8_t wire[BULK_HEAD_BYTES];
         struct bulk_head head;
-        void *at;
+        void *at = NULL;
         r = receive_all(fd, wire, sizeof wire, e);
         if (r == SHD_OK)
             r = bulk_head_unpack(wire, &head, e);
