@@ -174,6 +174,8 @@ echo "  a host without a key of the cluster is refused"
 # Hosts that do not agree, a host without the library, and a file that does not say that nothing is encrypted.
 stop_relays
 start_a
+soon "a relay of A, which has read the file" [ -S "$work/A/relay.status" ]
+rm -r "$work/others"
 cp -r "$work/keys" "$work/others"
 "$bin/shardctl" keys bulk "$work/others/cluster.json" tcp
 mv "$work/keys" "$work/right"
