@@ -2,6 +2,7 @@
  * ends for each GB, in turn with what the same bytes cost without TLS and by others.
  *
  *   tls     frames by bulk.h as relays send them, from a ring of memory to another one
+ *   relay_ucx  the same with bulk "ucx" (daemon/relay/bulk_ucx.h), by UCX's TCP transport
  *   plain   the same frames and rings by send() and recv() alone: what TLS, and waiting by poll(),
  *           are beside. Relays have no such way
  *   zmq     the same rings by ZeroMQ's PUSH and PULL, a message a frame, which is copied to its
@@ -9,9 +10,9 @@
  *   ucx     ucx_perftest's tagged messages of a frame, over TCP
  *   iperf3  its own loop, which sends and receives one buffer that stays in the cache
  *
- * The last two are left out where they are not installed. Time runs from the first frame's head to
- * the last frame's end at the receiver, so handshakes and starts are not in it; of ucx and iperf3
- * the rate is their own and the processor time that of both processes as a whole.
+ * What needs UCX or iperf3 is left out where they are not installed. Time runs from the first
+ * frame's head to the last frame's end at the receiver, so handshakes and starts are not in it; of
+ * ucx and iperf3 the rate is their own and the processor time that of both processes as a whole.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -36,6 +37,7 @@
 #include "bench/bulk_way.h"
 #include "daemon/relay/bulk.h"
 #include "daemon/relay/bulk_head.h"
+#include "daemon/relay/bulk_ucx.h"
 #include "daemon/relay/frames.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -43,14 +45,14 @@
 
 #define PATH_BYTES 256u
 
-enum { TLS, PLAIN, ZMQ, CURVE, UCX, IPERF, WAYS };
+enum { TLS, RELAY_UCX, PLAIN, ZMQ, CURVE, UCX, IPERF, WAYS };
 
 struct bench {
     struct bulk_way ways[WAYS];
     bool out[WAYS]; /* not there: left out */
     uint32_t rounds, mib, frame_kib, ring_mib;
     struct bulk_rings rings;
-    char dir[PATH_BYTES], file[PATH_BYTES + 16];
+    char dir[PATH_BYTES], file[PATH_BYTES + 16], ucx_file[PATH_BYTES + 16];
     int listener;
     struct bulk_keys *a, *b; /* a listens */
     char port[8];            /* of others */
@@ -92,10 +94,21 @@ static struct bulk_head head_at(const struct bench *b, uint64_t position)
                                .bytes = b->rings.frame_bytes };
 }
 
-static int send_tls(const struct bench *b, struct shd_err *e)
+/* UCX is begun by whoever uses it: no fork may have one of before. */
+static int keys_of(const struct bench *b, uint32_t way, const char *name,
+                   struct bulk_keys **ret_keys, struct shd_err *e)
+{
+    *ret_keys = strcmp(name, "a") == 0 ? b->a : b->b;
+    return way == TLS ? SHD_OK : bulk_keys_new(b->ucx_file, name, ret_keys, e);
+}
+
+static int send_frames(const struct bench *b, uint32_t way, struct shd_err *e)
 {
     struct bulk *bulk;
-    int r = bulk_dial(b->b, "a", BULK_MEET_NS, &bulk, e);
+    struct bulk_keys *keys;
+    int r = keys_of(b, way, "b", &keys, e);
+    if (r == SHD_OK)
+        r = bulk_dial(keys, "a", BULK_MEET_NS, &bulk, e);
     if (r != SHD_OK)
         return r;
     const double before = bulk_own_cpu_s();
@@ -108,11 +121,14 @@ static int send_tls(const struct bench *b, struct shd_err *e)
     return r;
 }
 
-static int receive_tls(struct receiving *to, int fd, struct shd_err *e)
+static int receive_frames(struct receiving *to, uint32_t way, int fd, struct shd_err *e)
 {
     const struct bulk_hooks hooks = { .place = place, .done = done, .ctx = to };
     struct bulk *bulk;
-    int r = bulk_accept(to->b->a, fd, BULK_MEET_NS, &bulk, e);
+    struct bulk_keys *keys;
+    int r = keys_of(to->b, way, "a", &keys, e);
+    if (r == SHD_OK)
+        r = bulk_accept(keys, fd, BULK_MEET_NS, &bulk, e);
     if (r != SHD_OK)
         return r;
     bulk_set_hooks(bulk, &hooks);
@@ -185,7 +201,7 @@ static int receive_plain(struct receiving *to, int fd, struct shd_err *e)
     while (r == SHD_OK && to->got.done < to->b->rings.bytes) {
         uint8_t wire[BULK_HEAD_BYTES];
         struct bulk_head head;
-        void *at;
+        void *at = NULL;
         r = receive_all(fd, wire, sizeof wire, e);
         if (r == SHD_OK)
             r = bulk_head_unpack(wire, &head, e);
@@ -210,24 +226,50 @@ static int accept_one(const struct bench *b, int *ret_fd, struct shd_err *e)
 }
 
 /* A child sends, this process receives. */
-static int measure(struct bench *b, uint32_t way, bool counts, struct shd_err *e)
+static int transfer(struct bench *b, uint32_t way, struct receiving *to, struct shd_err *e)
 {
-    struct receiving to = { .b = b, .got.rings = &b->rings };
     int fd = -1, status;
     const pid_t child = fork();
     if (child < 0)
         return err_sys(e, SHD_EIO, "fork");
     if (child == 0) {
-        bench_check(way == TLS ? send_tls(b, e) : send_plain(b, e), e);
+        bench_check(way == PLAIN ? send_plain(b, e) : send_frames(b, way, e), e);
         _exit(0);
     }
     int r = accept_one(b, &fd, e);
     if (r == SHD_OK)
-        r = way == TLS ? receive_tls(&to, fd, e) : receive_plain(&to, fd, e);
+        r = way == PLAIN ? receive_plain(to, fd, e) : receive_frames(to, way, fd, e);
     if (r != SHD_OK)
         kill(child, SIGKILL);
     if (waitpid(child, &status, 0) != child || (r == SHD_OK && status != 0))
         return err_set(e, SHD_EGONE, "the sender ended with status %d", status);
+    return r;
+}
+
+/* By UCX another child receives. */
+static int transfer_apart(struct bench *b, struct receiving *to, struct shd_err *e)
+{
+    int status;
+    const pid_t child = fork();
+    if (child < 0)
+        return err_sys(e, SHD_EIO, "fork");
+    if (child == 0) {
+        setenv("UCX_TLS", "tcp", 1);
+        setenv("UCX_NET_DEVICES", "lo", 1);
+        bench_check(transfer(b, RELAY_UCX, to, e), e);
+        b->rings.shared->got = to->got;
+        _exit(0);
+    }
+    if (waitpid(child, &status, 0) != child || status != 0)
+        return err_set(e, SHD_EGONE, "the receiver ended with status %d", status);
+    to->got = b->rings.shared->got;
+    return SHD_OK;
+}
+
+static int measure(struct bench *b, uint32_t way, bool counts, struct shd_err *e)
+{
+    struct receiving to = { .b = b, .got.rings = &b->rings };
+    const int r = way == RELAY_UCX ? transfer_apart(b, &to, e) : transfer(b, way, &to, e);
     if (r == SHD_OK && counts)
         bulk_count_transfer(&b->ways[way], &to.got);
     return r;
@@ -300,6 +342,10 @@ static int make_hosts(struct bench *b, struct shd_err *e)
         r = add_host(b, &cluster, "b", "127.0.0.1:1", e);
     if (r == SHD_OK)
         r = cluster_save(b->file, &cluster, e);
+    snprintf(b->ucx_file, sizeof b->ucx_file, "%s/u.json", b->dir);
+    cluster.bulk = CLUSTER_UCX;
+    if (r == SHD_OK)
+        r = cluster_save(b->ucx_file, &cluster, e);
     cluster_free(&cluster);
     if (r == SHD_OK)
         r = bulk_keys_new(b->file, "a", &b->a, e);
@@ -308,7 +354,7 @@ static int make_hosts(struct bench *b, struct shd_err *e)
 
 static void remove_hosts(struct bench *b)
 {
-    static const char *const names[] = { "c.json", "a.key", "b.key" };
+    static const char *const names[] = { "c.json", "u.json", "a.key", "b.key" };
     for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
         char path[PATH_BYTES + 16];
         snprintf(path, sizeof path, "%s/%s", b->dir, names[i]);
@@ -399,9 +445,20 @@ static void leave_out(struct bench *b, uint32_t way, bool there, const char *wha
         fprintf(stderr, "bulk.%s: left out, there is no %s\n", b->ways[way].name, what);
 }
 
+static bool has_ucx(void)
+{
+    struct shd_err e;
+    int status;
+    const pid_t child = fork();
+    if (child == 0)
+        _exit(ucx_path.load(&e) != SHD_OK);
+    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
 int main(int argc, char **argv)
 {
     static struct bench b = { .ways = { { .name = "tls" },
+                                        { .name = "relay_ucx" },
                                         { .name = "plain" },
                                         { .name = "zmq" },
                                         { .name = "curve" },
@@ -423,7 +480,8 @@ int main(int argc, char **argv)
     const struct flags flags = {
         .usage = "bench_bulk [flags]",
         .about = "Rate and processor time of both ends, for bytes between two relays over "
-                 "loopback: by TLS as\nthey send them, without it, by ZeroMQ, UCX's own test and "
+                 "loopback: by TLS as\nthey send them, by UCX as they may, without either, by "
+                 "ZeroMQ, UCX's own test and "
                  "iperf3, one transfer of each in turn.",
         .table = table,
         .count = ARRAY_SIZE(table),
@@ -432,6 +490,7 @@ int main(int argc, char **argv)
     bench_flags(&flags, argc, argv, NULL);
     signal(SIGPIPE, SIG_IGN);
     leave_out(&b, CURVE, bulk_has_curve(), "CURVE in this libzmq");
+    leave_out(&b, RELAY_UCX, has_ucx(), "libucp.so.0");
     leave_out(&b, UCX, bulk_has("ucx_perftest", "-h"), "ucx_perftest");
     leave_out(&b, IPERF, bulk_has("iperf3", "--version"), "iperf3");
     bench_check(run(&b, &e), &e);

@@ -19,15 +19,18 @@ struct bulk_way {
 struct bulk_rings {
     uint64_t bytes, frame_bytes, ring_bytes; /* of a transfer; multiples of the first two */
     uint8_t *from, *to;                      /* rings, mapped */
-    struct bulk_shared {                     /* with the child that sends */
-        double cpu_s;
-    } * shared;
+    struct bulk_shared *shared;              /* with children */
 };
 
 struct bulk_received { /* by this process */
     const struct bulk_rings *rings;
     uint64_t placed, done, begin_ns, end_ns;
     double begin_cpu_s, cpu_s;
+};
+
+struct bulk_shared {
+    double cpu_s;             /* of the child that sends */
+    struct bulk_received got; /* of one that receives, where it is no thread of the parent's */
 };
 
 uint64_t bulk_ring_at(const struct bulk_rings *rings, uint64_t position);

@@ -33,7 +33,8 @@ set(CPACK_DEBIAN_SHARDD_PACKAGE_NAME shardd)
 set(CPACK_DEBIAN_SHARDD_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_SHARDD_PACKAGE_DEPENDS
     "passwd, systemd | systemd-standalone-sysusers")
-set(CPACK_DEBIAN_SHARDD_PACKAGE_SUGGESTS shd-gpt)
+# libucx0 is loaded where a cluster file has bulk "ucx".
+set(CPACK_DEBIAN_SHARDD_PACKAGE_SUGGESTS "shd-gpt, libucx0")
 set(CPACK_DEBIAN_SHARDD_PACKAGE_CONTROL_EXTRA
     ${control}/conffiles ${debian}/postinst ${debian}/prerm ${debian}/postrm)
 set(CPACK_DEBIAN_SHARDD_DESCRIPTION

@@ -18,7 +18,7 @@
 #   control   requests per second and latency of one daemon with 1, 8 and 64 sessions; processor time of a return
 #   return    processor time of a Return, of worker and daemons, by rings and by connections
 #   scale     messages, processor time and memory of a step of 2 to 1,024 hosts, as one daemon, worker and relay have it
-#   bulk      rate and processor time of bytes between two relays, beside the same without TLS, ZeroMQ, UCX's test and iperf3
+#   bulk      rate and processor time of bytes between two relays, beside the same by UCX, without TLS, ZeroMQ, UCX's test and iperf3
 #
 # Each prints medians with spread and its parameters; --json: one object a line,
 # {"name","value","unit","min","max","n"}. `bench.sh NAME --help` lists a benchmark's arguments.

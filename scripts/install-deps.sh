@@ -9,7 +9,7 @@ set -euo pipefail
 gemm_packages="libdnnl-dev"
 build_packages="gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler
     libuv1-dev libzmq3-dev libprotobuf-c-dev libjansson-dev libssl-dev libsystemd-dev
-    libmicrohttpd-dev libcurl4-openssl-dev libncurses-dev
+    libmicrohttpd-dev libcurl4-openssl-dev libncurses-dev libucx-dev
     $gemm_packages"
 # The default training text: /usr/share/games/fortunes.
 data_packages="fortunes"

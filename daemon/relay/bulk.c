@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -19,6 +20,8 @@
 #include <openssl/x509.h>
 
 #include "daemon/relay/bulk_head.h"
+#include "daemon/relay/bulk_path.h"
+#include "daemon/relay/bulk_ucx.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/share/listen.h"
@@ -31,8 +34,9 @@
 #define PIECE_BYTES    (1u << 20) /* of one call to OpenSSL, whose sizes are ints */
 
 struct bulk_keys {
-    SSL_CTX *tls; /* owned */
-    char *path;   /* owned: of the cluster file */
+    SSL_CTX *tls;                /* owned */
+    char *path;                  /* owned: of the cluster file */
+    const struct bulk_path *way; /* of payloads: the cluster file's as it was when they were made */
     char address[CLUSTER_ADDRESS_BYTES];
     uint8_t own[CLUSTER_KEY_BYTES];
 };
@@ -41,8 +45,12 @@ struct bulk {
     int fd;   /* owned */
     SSL *tls; /* owned */
     const struct bulk_keys *keys;
-    struct cluster cluster; /* owned: as it was when the connection was made */
-    const char *wanted;     /* borrowed, while dialing: nobody but this host. NULL: any */
+    const struct bulk_path *path; /* of payloads that do not go with their head */
+    void *end;                    /* of the path, owned; NULL: it is within TLS, or has failed */
+    int poll_fd;                  /* owned: of both, fd and the end's; -1: there is fd alone */
+    uint32_t watched;             /* events of fd that poll_fd shows */
+    struct cluster cluster;       /* owned: as it was when the connection was made */
+    const char *wanted;           /* borrowed, while dialing: nobody but this host. NULL: any */
     char peer[CLUSTER_NAME_BYTES];
     struct bulk_hooks hooks;
     uint8_t head_in[BULK_HEAD_BYTES];
@@ -54,7 +62,7 @@ struct bulk {
     struct shd_err failed;    /* code not 0: what ended it */
 };
 
-/* -- Keys -------------------------------------------------------------------------------------- */
+/* -- The path within TLS ----------------------------------------------------------------------- */
 
 static int tls_failed(int code, struct shd_err *e, const char *what)
 {
@@ -62,6 +70,55 @@ static int tls_failed(int code, struct shd_err *e, const char *what)
     const char *text = why != 0 ? ERR_reason_error_string(why) : NULL;
     return err_set(e, code, "%s: %s", what, text != NULL ? text : "no reason given");
 }
+
+/* What OpenSSL's answer n means: SHD_PENDING it wants to wait. */
+static int explain(const struct bulk *bulk, int n, struct shd_err *e)
+{
+    const int saved = errno;
+    const int why = SSL_get_error(bulk->tls, n);
+    if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE)
+        return SHD_PENDING;
+    if (why == SSL_ERROR_ZERO_RETURN || (why == SSL_ERROR_SYSCALL && saved == 0) ||
+        ERR_GET_REASON(ERR_peek_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING)
+        return err_set(e, SHD_EGONE, "host %s hung up", bulk->peer);
+    if (why == SSL_ERROR_SYSCALL)
+        return err_set(e, saved == ETIMEDOUT ? SHD_ETIMEDOUT : SHD_EGONE, "host %s: %s", bulk->peer,
+                       strerror(saved));
+    return tls_failed(SHD_EGONE, e, "TLS");
+}
+
+static int tls_receive(void *end, uint8_t *to, uint64_t bytes, uint64_t *ret_done,
+                       struct shd_err *e)
+{
+    struct bulk *bulk = end;
+    ERR_clear_error();
+    errno = 0;
+    const int n = SSL_read(bulk->tls, to, bytes < PIECE_BYTES ? (int)bytes : (int)PIECE_BYTES);
+    if (n <= 0)
+        return explain(bulk, n, e);
+    *ret_done = (uint64_t)n;
+    return SHD_OK;
+}
+
+static int tls_send(void *end, const uint8_t *data, uint64_t bytes, uint64_t *ret_done,
+                    struct shd_err *e)
+{
+    struct bulk *bulk = end;
+    ERR_clear_error();
+    errno = 0;
+    const int n = SSL_write(bulk->tls, data, bytes < PIECE_BYTES ? (int)bytes : (int)PIECE_BYTES);
+    if (n <= 0)
+        return explain(bulk, n, e);
+    *ret_done = (uint64_t)n;
+    return SHD_OK;
+}
+
+/* The end of this path is the bulk itself. */
+static const struct bulk_path tls_path = {
+    .name = "tcp", .said = "tcp, by TLS 1.3", .send = tls_send, .receive = tls_receive
+};
+
+/* -- Keys -------------------------------------------------------------------------------------- */
 
 /* Whose certificate is it? Only its key is looked at: the handshake proves that the peer has the
  * private half. */
@@ -88,6 +145,42 @@ static int verify(X509_STORE_CTX *store, void *unused)
     return bulk->failed.code == SHD_OK;
 }
 
+#define WAY_BYTES 32u
+
+/* A name of TLS's application protocols, with its length in front; for hosts to see that both have
+ * the same way. Relays of before it was told say none, and have "tcp". */
+static unsigned wire_way(const struct bulk_path *way, uint8_t wire[WAY_BYTES])
+{
+    const int n = snprintf((char *)wire + 1, WAY_BYTES - 1, "shardd-%s", way->name);
+    wire[0] = (uint8_t)n;
+    return (unsigned)n + 1;
+}
+
+static int other_way(const struct bulk_path *way, struct shd_err *e)
+{
+    return err_set(
+        e, SHD_EPROTO,
+        "its cluster file has another bulk than this host's, \"%s\": write the same into "
+        "the files of all hosts, and start their relays again",
+        way->name);
+}
+
+static int choose_way(SSL *tls, const uint8_t **ret_name, uint8_t *ret_bytes,
+                      const uint8_t *offered, unsigned bytes, void *arg)
+{
+    const struct bulk_keys *keys = arg;
+    struct bulk *bulk = SSL_get_app_data(tls);
+    uint8_t own[WAY_BYTES];
+    const unsigned own_bytes = wire_way(keys->way, own);
+    if (bytes == own_bytes && memcmp(offered, own, own_bytes) == 0) {
+        *ret_name = offered + 1;
+        *ret_bytes = offered[0];
+        return SSL_TLSEXT_ERR_OK;
+    }
+    other_way(keys->way, &bulk->failed);
+    return SSL_TLSEXT_ERR_ALERT_FATAL;
+}
+
 static X509 *wrap_key(EVP_PKEY *key, const char *name)
 {
     X509 *x = X509_new();
@@ -107,12 +200,14 @@ static X509 *wrap_key(EVP_PKEY *key, const char *name)
 
 static int make_tls(struct bulk_keys *keys, EVP_PKEY *key, const char *name, struct shd_err *e)
 {
+    uint8_t way[WAY_BYTES];
     X509 *certificate = wrap_key(key, name);
     SSL_CTX *tls = keys->tls = SSL_CTX_new(TLS_method());
     const bool made = certificate != NULL && tls != NULL &&
                       SSL_CTX_set_min_proto_version(tls, TLS1_3_VERSION) == 1 &&
                       SSL_CTX_set_ciphersuites(tls, "TLS_AES_128_GCM_SHA256") == 1 &&
                       SSL_CTX_set_num_tickets(tls, 0) == 1 &&
+                      SSL_CTX_set_alpn_protos(tls, way, wire_way(keys->way, way)) == 0 &&
                       SSL_CTX_use_certificate(tls, certificate) == 1 &&
                       SSL_CTX_use_PrivateKey(tls, key) == 1;
     X509_free(certificate);
@@ -120,6 +215,7 @@ static int make_tls(struct bulk_keys *keys, EVP_PKEY *key, const char *name, str
         return tls_failed(SHD_EINTERNAL, e, "TLS 1.3 cannot be set up");
     SSL_CTX_set_verify(tls, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
     SSL_CTX_set_cert_verify_callback(tls, verify, NULL);
+    SSL_CTX_set_alpn_select_cb(tls, choose_way, keys);
     SSL_CTX_set_mode(tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
     SSL_CTX_set_session_cache_mode(tls, SSL_SESS_CACHE_OFF);
     return SHD_OK;
@@ -142,6 +238,7 @@ static int check_own(struct bulk_keys *keys, const EVP_PKEY *key, const char *na
                     keys->path, name);
     if (r == SHD_OK && own != NULL)
         memcpy(keys->address, own->address, sizeof keys->address);
+    keys->way = cluster.bulk == CLUSTER_UCX ? &ucx_path : &tls_path;
     cluster_free(&cluster);
     return r;
 }
@@ -161,6 +258,8 @@ int bulk_keys_new(const char *path, const char *name, struct bulk_keys **ret_key
         r = cluster_key_load(key_path, &key, e);
     if (r == SHD_OK)
         r = check_own(keys, key, name, e);
+    if (r == SHD_OK && keys->way->load != NULL)
+        r = keys->way->load(e);
     if (r == SHD_OK)
         r = make_tls(keys, key, name, e);
     EVP_PKEY_free(key);
@@ -185,17 +284,31 @@ const char *bulk_keys_address(const struct bulk_keys *keys)
     return keys->address;
 }
 
+const char *bulk_keys_way(const struct bulk_keys *keys)
+{
+    return keys->way->said;
+}
+
 /* -- Connecting -------------------------------------------------------------------------------- */
+
+static void close_end(struct bulk *bulk, bool gently)
+{
+    if (bulk->end != NULL)
+        bulk->path->close(bulk->end, gently);
+    bulk->end = NULL;
+}
 
 void bulk_close(struct bulk *bulk)
 {
     if (bulk == NULL)
         return;
+    close_end(bulk, /* gently= */ bulk->failed.code == SHD_OK);
     if (bulk->tls != NULL && bulk->failed.code == SHD_OK)
         SSL_shutdown(bulk->tls); /* what it says, if there is room at once */
     SSL_free(bulk->tls);
-    if (bulk->fd >= 0)
-        close(bulk->fd);
+    if (bulk->poll_fd >= 0)
+        close(bulk->poll_fd);
+    close(bulk->fd);
     cluster_free(&bulk->cluster);
     free(bulk);
 }
@@ -237,6 +350,8 @@ static int handshake(struct bulk *bulk, bool accepts, uint64_t deadline_ns, stru
         if (why != SSL_ERROR_WANT_READ && why != SSL_ERROR_WANT_WRITE) {
             const bool hung_up = why == SSL_ERROR_SYSCALL || why == SSL_ERROR_ZERO_RETURN;
             err_set(&bulk->failed, SHD_EGONE, "hung up");
+            if (ERR_GET_REASON(ERR_peek_error()) == SSL_R_TLSV1_ALERT_NO_APPLICATION_PROTOCOL)
+                return other_way(bulk->path, e);
             return hung_up ? err_set(e, SHD_EGONE, "it hung up before it was known")
                            : tls_failed(SHD_EPROTO, e, "TLS");
         }
@@ -245,6 +360,75 @@ static int handshake(struct bulk *bulk, bool accepts, uint64_t deadline_ns, stru
             return err_set(e, SHD_ETIMEDOUT, "no TLS handshake in its time");
         }
     }
+}
+
+/* Who says none is of before there was a choice. */
+static int check_way(const struct bulk *bulk, struct shd_err *e)
+{
+    const uint8_t *name;
+    unsigned bytes;
+    SSL_get0_alpn_selected(bulk->tls, &name, &bytes);
+    return bytes > 0 || bulk->path == &tls_path ? SHD_OK : other_way(bulk->path, e);
+}
+
+/* All of it, within TLS, as long as nothing else is sent or received. */
+static int cross(struct bulk *bulk, bool sends, uint8_t *data, size_t bytes, uint64_t deadline_ns,
+                 struct shd_err *e)
+{
+    for (uint64_t done = 0, n = 0; done < bytes; done += n, n = 0) {
+        const int r = sends ? tls_send(bulk, data + done, bytes - done, &n, e)
+                            : tls_receive(bulk, data + done, bytes - done, &n, e);
+        if (r == SHD_PENDING && !wait_fd(bulk->fd, sends ? POLLOUT : POLLIN, deadline_ns))
+            return err_set(e, SHD_ETIMEDOUT, "it says nothing of its bulk");
+        if (r < SHD_OK)
+            return r;
+    }
+    return SHD_OK;
+}
+
+static int exchange_hellos(struct bulk *bulk, const struct bulk_hello *own,
+                           struct bulk_hello *ret_peer, uint64_t deadline_ns, struct shd_err *e)
+{
+    uint8_t size[2] = { (uint8_t)own->bytes, (uint8_t)(own->bytes >> 8) };
+    struct bulk_hello said = *own;
+    int r = cross(bulk, /* sends= */ true, size, sizeof size, deadline_ns, e);
+    if (r == SHD_OK)
+        r = cross(bulk, /* sends= */ true, said.data, said.bytes, deadline_ns, e);
+    if (r == SHD_OK)
+        r = cross(bulk, /* sends= */ false, size, sizeof size, deadline_ns, e);
+    if (r != SHD_OK)
+        return r;
+    ret_peer->bytes = (size_t)(size[0] | size[1] << 8);
+    if (ret_peer->bytes > sizeof ret_peer->data)
+        return err_set(e, SHD_ERANGE, "it says %zu bytes of its bulk, at most %zu", ret_peer->bytes,
+                       sizeof ret_peer->data);
+    return cross(bulk, /* sends= */ false, ret_peer->data, ret_peer->bytes, deadline_ns, e);
+}
+
+static int watch(struct bulk *bulk, int op, int fd, uint32_t events, struct shd_err *e)
+{
+    struct epoll_event event = { .events = events };
+    return epoll_ctl(bulk->poll_fd, op, fd, &event) == 0 ? SHD_OK : err_sys(e, SHD_EIO, "epoll");
+}
+
+/* The way beside TLS, if it is not within. */
+static int open_end(struct bulk *bulk, uint64_t deadline_ns, struct shd_err *e)
+{
+    struct bulk_hello own, peer;
+    int r = check_way(bulk, e);
+    if (r != SHD_OK || bulk->path == &tls_path)
+        return r;
+    r = bulk->path->open(&bulk->end, &own, e);
+    if (r == SHD_OK)
+        r = exchange_hellos(bulk, &own, &peer, deadline_ns, e);
+    if (r == SHD_OK)
+        r = bulk->path->join(bulk->end, &peer, e);
+    if (r == SHD_OK && (bulk->poll_fd = epoll_create1(EPOLL_CLOEXEC)) < 0)
+        r = err_sys(e, SHD_EIO, "epoll");
+    if (r == SHD_OK)
+        r = watch(bulk, EPOLL_CTL_ADD, bulk->path->fd(bulk->end), EPOLLIN, e);
+    bulk->watched = EPOLLIN;
+    return r == SHD_OK ? watch(bulk, EPOLL_CTL_ADD, bulk->fd, bulk->watched, e) : r;
 }
 
 /* Takes over fd and the cluster. */
@@ -260,6 +444,8 @@ static int bulk_new(const struct bulk_keys *keys, struct cluster *cluster, int f
     }
     bulk->fd = fd;
     bulk->keys = keys;
+    bulk->path = keys->way;
+    bulk->poll_fd = -1;
     bulk->cluster = *cluster;
     bulk->wanted = wanted;
     bulk->tls = SSL_new(keys->tls);
@@ -271,6 +457,8 @@ static int bulk_new(const struct bulk_keys *keys, struct cluster *cluster, int f
         SSL_set_app_data(bulk->tls, bulk);
     if (r == SHD_OK)
         r = handshake(bulk, wanted == NULL, deadline_ns, e);
+    if (r == SHD_OK && (r = open_end(bulk, deadline_ns, e)) != SHD_OK)
+        bulk->failed = *e;
     bulk->heard_ns = bulk->sent_ns = clock_now_ns();
     if (r == SHD_OK)
         *ret_bulk = bulk;
@@ -359,7 +547,7 @@ const char *bulk_peer(const struct bulk *bulk)
 
 int bulk_fd(const struct bulk *bulk)
 {
-    return bulk->fd;
+    return bulk->poll_fd >= 0 ? bulk->poll_fd : bulk->fd;
 }
 
 uint64_t bulk_bytes(const struct bulk *bulk)
@@ -383,42 +571,32 @@ static int fail(struct bulk *bulk, const struct shd_err *why, struct shd_err *e)
 {
     if (bulk->failed.code == SHD_OK)
         bulk->failed = *why;
+    close_end(bulk, /* gently= */ false); /* nobody's memory is read or written from here on */
     return err_copy(&bulk->failed, e);
 }
 
-/* What OpenSSL's answer n means: SHD_PENDING it wants to wait for *ret_events. */
-static int explain(struct bulk *bulk, int n, short *ret_events, struct shd_err *e)
+static void *end_of(struct bulk *bulk, const struct bulk_path *path)
 {
-    const int saved = errno;
-    const int why = SSL_get_error(bulk->tls, n);
-    struct shd_err failed = { 0 };
-    if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE) {
-        *ret_events = why == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT;
-        return SHD_PENDING;
-    }
-    if (why == SSL_ERROR_ZERO_RETURN || (why == SSL_ERROR_SYSCALL && saved == 0))
-        err_set(&failed, SHD_EGONE, "host %s hung up", bulk->peer);
-    else if (why == SSL_ERROR_SYSCALL)
-        err_set(&failed, saved == ETIMEDOUT ? SHD_ETIMEDOUT : SHD_EGONE, "host %s: %s", bulk->peer,
-                strerror(saved));
-    else
-        tls_failed(SHD_EGONE, &failed, "TLS");
-    return fail(bulk, &failed, e);
+    return path == &tls_path ? bulk : bulk->end;
 }
 
-/* Up to bytes of the stream; *ret_got > 0, or SHD_PENDING. */
-static int read_some(struct bulk *bulk, uint8_t *to, uint64_t bytes, uint64_t *ret_got,
-                     struct shd_err *e)
+static int path_failed(struct bulk *bulk, const struct bulk_path *path, struct shd_err *why,
+                       struct shd_err *e)
 {
-    short ignored;
-    ERR_clear_error();
-    errno = 0;
-    const int n = SSL_read(bulk->tls, to, bytes < PIECE_BYTES ? (int)bytes : (int)PIECE_BYTES);
-    if (n <= 0)
-        return explain(bulk, n, &ignored, e);
-    bulk->heard_ns = clock_now_ns();
-    *ret_got = (uint64_t)n;
-    return SHD_OK;
+    if (path != &tls_path)
+        err_prefix(why, "host %s", bulk->peer);
+    return fail(bulk, why, e);
+}
+
+/* Up to bytes of what comes by a path; *ret_got > 0, or SHD_PENDING. */
+static int read_some(struct bulk *bulk, const struct bulk_path *path, uint8_t *to, uint64_t bytes,
+                     uint64_t *ret_got, struct shd_err *e)
+{
+    struct shd_err why = { 0 };
+    const int r = path->receive(end_of(bulk, path), to, bytes, ret_got, &why);
+    if (r == SHD_OK)
+        bulk->heard_ns = clock_now_ns();
+    return r < SHD_OK ? path_failed(bulk, path, &why, e) : r;
 }
 
 static int head_came(struct bulk *bulk, struct shd_err *e)
@@ -449,13 +627,43 @@ static int frame_came(struct bulk *bulk, struct shd_err *e)
     return r == SHD_OK ? r : fail(bulk, &why, e);
 }
 
+/* By which a payload goes: a small one shares a record with its head. */
+static const struct bulk_path *path_of(const struct bulk *bulk, uint64_t bytes)
+{
+    return bytes <= SMALL_BYTES ? &tls_path : bulk->path;
+}
+
+static bool comes_beside(const struct bulk *bulk)
+{
+    return bulk->head_got == BULK_HEAD_BYTES && path_of(bulk, bulk->head.bytes) != &tls_path;
+}
+
+/* Nothing is read of the connection while a payload comes beside it, so that what fd shows then is
+ * its end alone. */
+static int wait_beside(struct bulk *bulk, bool waits, struct shd_err *e)
+{
+    const uint32_t events = waits ? EPOLLRDHUP : EPOLLIN;
+    struct shd_err why = { 0 };
+    uint8_t next;
+    int r = SHD_OK;
+    if (bulk->end != NULL && bulk->watched != events)
+        r = watch(bulk, EPOLL_CTL_MOD, bulk->fd, bulk->watched = events, &why);
+    if (r == SHD_OK && bulk->end != NULL && waits) {
+        ERR_clear_error();
+        errno = 0;
+        const int n = SSL_peek(bulk->tls, &next, 1);
+        r = n > 0 ? SHD_OK : explain(bulk, n, &why);
+    }
+    return r < SHD_OK ? fail(bulk, &why, e) : SHD_OK;
+}
+
 /* One frame, or what there is of it: SHD_PENDING. */
 static int receive_frame(struct bulk *bulk, struct shd_err *e)
 {
     uint64_t got = 0;
     while (bulk->head_got < BULK_HEAD_BYTES) {
-        int r = read_some(bulk, bulk->head_in + bulk->head_got, BULK_HEAD_BYTES - bulk->head_got,
-                          &got, e);
+        int r = read_some(bulk, &tls_path, bulk->head_in + bulk->head_got,
+                          BULK_HEAD_BYTES - bulk->head_got, &got, e);
         if (r != SHD_OK)
             return r;
         bulk->head_got += got;
@@ -463,12 +671,17 @@ static int receive_frame(struct bulk *bulk, struct shd_err *e)
             return r;
     }
     while (bulk->got < bulk->head.bytes) {
-        const int r = read_some(bulk, bulk->to + bulk->got, bulk->head.bytes - bulk->got, &got, e);
+        const int r = read_some(bulk, path_of(bulk, bulk->head.bytes), bulk->to + bulk->got,
+                                bulk->head.bytes - bulk->got, &got, e);
+        if (r == SHD_PENDING && comes_beside(bulk) &&
+            wait_beside(bulk, /* waits= */ true, e) < SHD_OK)
+            return bulk->failed.code;
         if (r != SHD_OK)
             return r;
         bulk->got += got;
     }
-    return frame_came(bulk, e);
+    const int r = wait_beside(bulk, /* waits= */ false, e);
+    return r == SHD_OK ? frame_came(bulk, e) : r;
 }
 
 int bulk_receive(struct bulk *bulk, struct shd_err *e)
@@ -477,19 +690,28 @@ int bulk_receive(struct bulk *bulk, struct shd_err *e)
         return err_copy(&bulk->failed, e);
     for (uint32_t i = 0; i < FRAMES_A_TURN; i++) {
         const int r = receive_frame(bulk, e);
+        if (r == SHD_PENDING)
+            return bulk->end != NULL ? bulk->path->turn(bulk->end) : SHD_OK;
         if (r != SHD_OK)
-            return r == SHD_PENDING ? SHD_OK : r;
+            return r;
     }
     return SHD_PENDING;
 }
 
 /* There was no room, or OpenSSL wants to read first. What the peer sends meanwhile is received. */
-static int wait_for_room(struct bulk *bulk, uint64_t since_ns, struct shd_err *e)
+static int wait_for_room(struct bulk *bulk, const struct bulk_path *path, uint64_t since_ns,
+                         struct shd_err *e)
 {
-    struct pollfd p = { .fd = bulk->fd, .events = POLLIN | POLLOUT };
+    struct pollfd p[] = { { .fd = bulk->fd, .events = comes_beside(bulk) ? POLLRDHUP : POLLIN },
+                          { .fd = -1, .events = POLLIN } };
     struct shd_err why = { 0 };
-    const int n = poll(&p, 1, POLL_MS);
-    if (n > 0 && (p.revents & (POLLIN | POLLHUP | POLLERR)) != 0) {
+    int n = 1;
+    p[0].events |= path == &tls_path ? POLLOUT : 0;
+    if (bulk->end != NULL)
+        p[1].fd = bulk->path->fd(bulk->end);
+    if (bulk->end == NULL || bulk->path->turn(bulk->end) == SHD_OK)
+        n = poll(p, ARRAY_SIZE(p), POLL_MS);
+    if (n > 0 && ((p[0].revents & ~POLLOUT) != 0 || bulk->end != NULL)) {
         const int r = bulk_receive(bulk, e);
         if (r < SHD_OK)
             return r;
@@ -501,25 +723,23 @@ static int wait_for_room(struct bulk *bulk, uint64_t since_ns, struct shd_err *e
     return fail(bulk, &why, e);
 }
 
-static int write_all(struct bulk *bulk, const uint8_t *data, uint64_t bytes, struct shd_err *e)
+static int write_all(struct bulk *bulk, const struct bulk_path *path, const uint8_t *data,
+                     uint64_t bytes, struct shd_err *e)
 {
     uint64_t since_ns = clock_now_ns();
     for (uint64_t done = 0; done < bytes;) {
-        const uint64_t left = bytes - done;
-        short ignored;
-        ERR_clear_error();
-        errno = 0;
-        const int n = SSL_write(bulk->tls, data + done,
-                                left < PIECE_BYTES ? (int)left : (int)PIECE_BYTES);
-        int r = n > 0 ? SHD_OK : explain(bulk, n, &ignored, e);
+        struct shd_err why = { 0 };
+        uint64_t sent = 0;
+        int r = path->send(end_of(bulk, path), data + done, bytes - done, &sent, &why);
         if (r == SHD_PENDING)
-            r = wait_for_room(bulk, since_ns, e);
+            r = wait_for_room(bulk, path, since_ns, e);
+        else if (r != SHD_OK)
+            r = path_failed(bulk, path, &why, e);
         if (r != SHD_OK)
             return r;
-        if (n > 0) {
-            done += (uint64_t)n;
+        done += sent;
+        if (sent > 0)
             since_ns = clock_now_ns();
-        }
     }
     return SHD_OK;
 }
@@ -535,9 +755,9 @@ int bulk_send(struct bulk *bulk, const struct bulk_head *head, const void *paylo
     bulk_head_pack(head, small);
     if (one)
         memcpy(small + BULK_HEAD_BYTES, payload, head->bytes);
-    int r = write_all(bulk, small, BULK_HEAD_BYTES + (one ? head->bytes : 0), e);
+    int r = write_all(bulk, &tls_path, small, BULK_HEAD_BYTES + (one ? head->bytes : 0), e);
     if (r == SHD_OK && !one)
-        r = write_all(bulk, payload, head->bytes, e);
+        r = write_all(bulk, path_of(bulk, head->bytes), payload, head->bytes, e);
     bulk->sent_ns = clock_now_ns();
     bulk->bytes += head->bytes;
     if (bulk->count != NULL && r == SHD_OK)

@@ -1,5 +1,5 @@
 /* Bytes between two hosts' relays: own frames on TCP under TLS 1.3, straight from and into memory
- * that others have mapped.
+ * that others have mapped. Large payloads may go beside it (bulk_path.h), as the cluster file says.
  *
  * Happy path: one side dials, the other accepts; each proves that it has the private key that
  * stands beside a name in the cluster file (no authority signs: the certificate is a wrapping that
@@ -61,6 +61,9 @@ void bulk_keys_free(struct bulk_keys *keys); /* NULL is a no-op */
 
 /* The address that the cluster file has beside this host's own name. */
 const char *bulk_keys_address(const struct bulk_keys *keys);
+
+/* How payloads cross, for people: "tcp, by TLS 1.3", "ucx, not encrypted". */
+const char *bulk_keys_way(const struct bulk_keys *keys);
 
 struct bulk;
 

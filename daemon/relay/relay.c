@@ -306,9 +306,9 @@ int relay_run(const struct relay_config *config, void (*ready)(void), void (*ali
     if (r == SHD_OK)
         r = open_doors(&doors, &relay, e);
     if (r == SHD_OK) {
-        log_info("op=start relay=%s listens=%s devices=%s in_stead=%" PRIu32, config->host,
-                 routes.serves ? bulk_keys_address(relay.keys) : "-",
-                 routes.own[0] != '\0' ? routes.own : "-", routes.count);
+        log_info("op=start relay=%s listens=%s bulk=\"%s\" devices=%s in_stead=%" PRIu32,
+                 config->host, routes.serves ? bulk_keys_address(relay.keys) : "-",
+                 bulk_keys_way(relay.keys), routes.own[0] != '\0' ? routes.own : "-", routes.count);
         ready();
         serve_doors(&relay, &doors, signal_fd, alive);
         report_end(&relay);

@@ -87,12 +87,13 @@ static char *status_text(struct relay *relay)
         if (v.model[0] == '\0')
             json_array_append_new(peers, peer_json(relay, &v));
     pthread_mutex_unlock(&relay->lock);
-    json_t *root = json_pack(
-        "{s:i, s:s, s:s, s:i, s:I, s:s?, s:o, s:o, s:o}", "schema", SCHEMA, "relay",
-        relay->config->host, "version", SHARDD_VERSION, "pid", (int)getpid(), "uptime_s",
-        (json_int_t)((clock_now_ns() - relay->since_ns) / NS_PER_S), "listens",
-        relay->routes->serves ? bulk_keys_address(relay->keys) : NULL, "devices",
-        own_json(relay->routes), "in_stead", in_stead_json(relay->routes), "peers", peers);
+    json_t *root = json_pack("{s:i, s:s, s:s, s:i, s:I, s:s?, s:s, s:o, s:o, s:o}", "schema",
+                             SCHEMA, "relay", relay->config->host, "version", SHARDD_VERSION, "pid",
+                             (int)getpid(), "uptime_s",
+                             (json_int_t)((clock_now_ns() - relay->since_ns) / NS_PER_S), "listens",
+                             relay->routes->serves ? bulk_keys_address(relay->keys) : NULL, "bulk",
+                             bulk_keys_way(relay->keys), "devices", own_json(relay->routes),
+                             "in_stead", in_stead_json(relay->routes), "peers", peers);
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
     return text;

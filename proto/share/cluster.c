@@ -251,12 +251,47 @@ static int take_host(struct cluster *cluster, const json_t *item, size_t index, 
     return r == SHD_OK ? cluster_add(cluster, &host, e) : r;
 }
 
+/* Not encrypted is only what says so itself. */
+static int take_bulk(const json_t *root, enum cluster_bulk *ret_bulk, struct shd_err *e)
+{
+    const json_t *bulk = json_object_get(root, "bulk");
+    const json_t *encrypted = json_object_get(root, "encrypted");
+    const char *name = bulk != NULL ? json_string_value(bulk) : "tcp";
+    if (name == NULL || (strcmp(name, "tcp") != 0 && strcmp(name, "ucx") != 0))
+        return err_set(e, SHD_EINVAL, "bulk is '%.20s': \"tcp\" or \"ucx\"",
+                       name != NULL ? name : "no string");
+    if (encrypted != NULL && !json_is_boolean(encrypted))
+        return err_set(e, SHD_EINVAL, "encrypted is neither true nor false");
+    const bool bare = strcmp(name, "ucx") == 0;
+    if (bare && !json_is_false(encrypted))
+        return err_set(e, SHD_EINVAL,
+                       "bulk is \"ucx\", which does not encrypt parameters and gradients: write "
+                       "\"encrypted\": false beside it, or \"bulk\": \"tcp\", which does");
+    if (!bare && json_is_false(encrypted))
+        return err_set(e, SHD_EINVAL,
+                       "encrypted is false, and bulk is \"tcp\", which always is: leave it out, or "
+                       "write \"bulk\": \"ucx\"");
+    *ret_bulk = bare ? CLUSTER_UCX : CLUSTER_TCP;
+    return SHD_OK;
+}
+
+static bool knows_members(const json_t *root)
+{
+    size_t known = 1; /* hosts */
+    known += json_object_get(root, "bulk") != NULL;
+    known += json_object_get(root, "encrypted") != NULL;
+    return json_is_array(json_object_get(root, "hosts")) && json_object_size(root) == known;
+}
+
 static int parse(const char *path, const json_t *root, struct cluster *cluster, struct shd_err *e)
 {
     const json_t *hosts = json_object_get(root, "hosts");
     int r = SHD_OK;
-    if (!json_is_array(hosts) || json_object_size(root) != 1)
-        r = err_set(e, SHD_EINVAL, "it is no object of one array, hosts");
+    if (!knows_members(root))
+        r = err_set(e, SHD_EINVAL,
+                    "it is no object of an array, hosts, perhaps bulk and encrypted");
+    if (r == SHD_OK)
+        r = take_bulk(root, &cluster->bulk, e);
     for (size_t i = 0; r == SHD_OK && i < json_array_size(hosts); i++)
         r = take_host(cluster, json_array_get(hosts, i), i, e);
     return r == SHD_OK ? r : err_prefix(e, "'%.100s'", path);
@@ -311,7 +346,9 @@ static json_t *to_json(const struct cluster *cluster)
     json_t *hosts = json_array();
     for (uint32_t i = 0; hosts != NULL && i < cluster->count; i++)
         json_array_append_new(hosts, host_json(&cluster->hosts[i]));
-    return json_pack("{s:o}", "hosts", hosts);
+    return cluster->bulk == CLUSTER_UCX
+               ? json_pack("{s:o, s:s, s:b}", "hosts", hosts, "bulk", "ucx", "encrypted", 0)
+               : json_pack("{s:o}", "hosts", hosts);
 }
 
 /* Written whole to a file of its own, which then takes the other's place. */

@@ -2,9 +2,12 @@
  * which is no secret, and HOST.key beside it, which that host alone has.
  *
  *   {"hosts": [{"name": "a", "address": "10.77.0.1:7100", "key": "<64 hex digits>",
- *               "devices": ["cpu0", "cpu1"]}, ...]}
+ *               "devices": ["cpu0", "cpu1"]}, ...],
+ *    "bulk": "ucx", "encrypted": false}
  *
  * devices are those of the daemons that the host has, each no other host's; it may be left out.
+ * bulk is how payloads cross (daemon/relay/bulk.h): "tcp", also where it is left out, or "ucx",
+ * which is taken only together with "encrypted": false.
  * A key is Ed25519; the private half is PEM (PKCS#8) in a file of mode 0600. Nobody signs anything:
  * a host is who has the private half of the key that stands beside its name (daemon/relay/bulk.h).
  * Not for an event loop: files are read in turn. Any thread. */
@@ -34,9 +37,12 @@ struct cluster_host {
     char devices[CLUSTER_DEVICES_BYTES]; /* "cpu0,cpu1"; "": none is named */
 };
 
+enum cluster_bulk { CLUSTER_TCP, CLUSTER_UCX };
+
 struct cluster {
     struct cluster_host *hosts; /* owned, [count], names, keys and devices unique */
     uint32_t count;
+    enum cluster_bulk bulk;
 };
 
 /* An empty one is { 0 }; free leaves it so. */

@@ -2,7 +2,9 @@
 # Two hosts: daemons on the first, workers on both, relays between them. Every run must end with the
 # digest of a training in one process, whatever is killed on the way.
 #
-#   test_hosts.sh BIN_DIR [STEPS]
+#   test_hosts.sh BIN_DIR [STEPS [tcp|ucx]]
+#
+# With ucx parameters and gradients cross by UCX, which has TCP between the namespaces.
 #
 # What is done is done at a step or after a line of the log, not at a time. Where the run comes to its end
 # before this script has done its part, all is begun anew with more steps.
@@ -10,6 +12,7 @@ set -euo pipefail
 
 bin=$(cd "$1" && pwd)
 steps=${2:-100}
+export bulk=${3:-${bulk:-tcp}}
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/shd-hosts.XXXXXX")
 
@@ -23,6 +26,18 @@ start_a() { relay A; }
 start_b() { relay B --from a:cpu0,cpu1; }
 is_named() { "$bin/shardctl" status -a "$work/A" --json | grep -q '@b"'; }
 
+# A cluster file: keys_new DIRECTORY HOST...
+keys_new() {
+    local file=$1/cluster.json
+    shift
+    "$bin/shardctl" keys new "$file" "$@" >/dev/null
+    [ "$bulk" = tcp ] || "$bin/shardctl" keys bulk "$file" "$bulk" --not-encrypted
+}
+
+# Connections of A's relay to B's beside those to the relays' own port.
+beside() { "${on_A[@]}" ss -Htn state established | grep -F 10.77.0.2 | grep -vc ':7100 '; }
+is_beside() { [ "$(beside)" -gt 0 ]; }
+
 begin() {
     "$bin/shardctl" down --yes -d "$work/A" >/dev/null 2>&1 || true
     daemons A cpu0,cpu1
@@ -32,7 +47,7 @@ begin() {
 
 hosts_make
 mkdir -m 700 "$work/keys" "$work/A" "$work/B"
-"$bin/shardctl" keys new "$work/keys/cluster.json" a=$address_A b=$address_B >/dev/null
+keys_new "$work/keys" a=$address_A b=$address_B
 # shellcheck disable=SC2119
 want=$(in_one_process)
 echo "in one process: $want"
@@ -64,7 +79,7 @@ if hosts_by_six; then
     mkdir -m 700 "$work/six"
     mv "$work/keys" "$work/four"
     mv "$work/six" "$work/keys"
-    "$bin/shardctl" keys new "$work/keys/cluster.json" "a=$six_A" "b=$six_B" >/dev/null
+    keys_new "$work/keys" "a=$six_A" "b=$six_B"
     start_a
     start_b
     soon "the relay's sockets" has_devices B cpu0 cpu1
@@ -91,6 +106,18 @@ worker A 0 2 --slow 4
 worker B 1 2 --slow 4
 go_on 1
 soon "the worker's host in the daemons' status" is_named
+says="\"bulk\":\"tcp, by TLS 1.3\""
+[ "$bulk" = tcp ] || says="\"bulk\":\"ucx, not encrypted\""
+curl -s --unix-socket "$work/A/relay.status" http://localhost/status | grep -q "$says" || fail "no $says in /status"
+says="relay: answers, bulk tcp, by TLS 1.3"
+[ "$bulk" = tcp ] || says="relay: answers, bulk ucx, not encrypted"
+"$bin/shardctl" doctor -a "$work/A" >"$work/doctor" 2>&1 || true # whatever else it finds
+grep -q "$says" "$work/doctor" || fail "no '$says' by shardctl doctor"
+if [ -n "$wire" ] && [ "$bulk" = ucx ]; then
+    soon "a connection of UCX" is_beside
+elif [ -n "$wire" ] && is_beside; then
+    fail "connections beside those of the relays"
+fi
 kill -KILL "${relays[B]}"
 start_b
 go_on 2
@@ -141,3 +168,52 @@ kill -KILL "${workers[0]}"
 wait "${workers[0]}" 2>/dev/null || true
 workers=()
 echo "  a host without a key of the cluster is refused"
+
+[ "$bulk" = ucx ] || exit 0
+
+# Hosts that do not agree, a host without the library, and a file that does not say that nothing is encrypted.
+stop_relays
+start_a
+soon "a relay of A, which has read the file" [ -S "$work/A/relay.status" ]
+rm -r "$work/others"
+cp -r "$work/keys" "$work/others"
+"$bin/shardctl" keys bulk "$work/others/cluster.json" tcp
+mv "$work/keys" "$work/right"
+mv "$work/others" "$work/keys"
+start_b
+soon "the relay's sockets" has_devices B cpu0 cpu1
+SHARDD_ADDRESS=$work/B "${on_B[@]}" "$bin/shardctl" digest >"$work/out" 2>"$work/err" &
+workers[0]=$!
+soon "a refusal by the host with ucx" logged relay_a.log 'another bulk than this host.s, \\*"ucx'
+soon "a refusal by the host with tcp" logged relay_b.log 'another bulk than this host.s, \\*"tcp'
+kill -KILL "${workers[0]}"
+wait "${workers[0]}" 2>/dev/null || true
+workers=()
+stop_relays
+mv "$work/keys" "$work/others"
+mv "$work/right" "$work/keys"
+echo "  a host with tcp and one with ucx are told so"
+
+mkdir "$work/lib"
+: >"$work/lib/libucp.so.0" # no library: the dynamic linker looks no further
+LD_LIBRARY_PATH=$work/lib relay B --from a:cpu0,cpu1
+soon "an end for want of libucp" is_gone "${relays[B]}"
+logged relay_b.log 'bulk .*ucx.* needs libucp.so.0: install libucx0, or write .*bulk.*tcp' || fail "libucp is missing, and it is not said"
+relays=()
+echo "  without libucp it is said what to install, and what to write"
+
+# refused FILE WORDS: by these words
+refused() {
+    "$bin/shardctl" keys list "$1" >/dev/null 2>"$work/err" && fail "$1 is taken"
+    grep -q -- "$2" "$work/err" || fail "wanted '$2' for $1"
+}
+at=$work/others/cluster.json
+sed 's/"encrypted": false/"encrypted": true/' "$work/keys/cluster.json" >"$at"
+refused "$at" 'does not encrypt parameters and gradients: write "encrypted": false'
+sed 's/"bulk": "ucx"/"bulk": "tcp"/' "$work/keys/cluster.json" >"$at"
+refused "$at" 'encrypted is false, and bulk is "tcp"'
+sed 's/"bulk": "ucx"/"bulk": "rdma"/' "$work/keys/cluster.json" >"$at"
+refused "$at" "bulk is 'rdma': \"tcp\" or \"ucx\""
+"$bin/shardctl" keys bulk "$work/keys/cluster.json" ucx 2>"$work/err" && fail "ucx is taken without --not-encrypted"
+grep -q 'say --not-encrypted as well' "$work/err" || fail "ucx is refused without what to say"
+echo "  what does not say that nothing is encrypted is refused"

@@ -77,11 +77,13 @@ hosts_by_six() {
         ip -n "shdB$$" addr add fd77::2/64 dev "shdwb$$" nodad 2>/dev/null
 }
 
-# relay HOST ARGUMENTS...: whose pid is that of `ip netns exec`, which becomes it.
+# relay HOST ARGUMENTS...: whose pid is that of `ip netns exec`, which becomes it. One that was killed listens until
+# it is gone.
 relay() {
     local host=$1
     local -n on=on_$host
     shift
+    [ -z "${relays[$host]-}" ] || soon "an end of the relay of $host" is_gone "${relays[$host]}"
     "${on[@]}" "$bin/shardd" --relay --cluster "$work/keys/cluster.json" --host "${host,,}" \
         --runtime-dir "$work/$host" "$@" >>"$work/relay_${host,,}.log" 2>&1 &
     relays[$host]=$!

@@ -13,6 +13,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <jansson.h>
+
+#include "client/ctl/base/http.h"
 #include "client/ctl/base/rundir.h"
 #include "client/ctl/base/status_doc.h"
 #include "client/ctl/base/text.h"
@@ -170,8 +173,9 @@ void doctor_runtime(struct doctor *d)
 /* Each socket of the runtime directory: a daemon should answer there, of our version and with a
  * keeper. */
 
-#define ANSWER_MS_MAX 5000
-#define GREETING_MS   500
+#define ANSWER_MS_MAX   5000
+#define GREETING_MS     500
+#define RELAY_BYTES_MAX ((size_t)4 << 20)
 
 /* The version and the keeper of a daemon that answers. */
 static void check_status(struct doctor *d, const char *device, const struct doc *doc)
@@ -240,6 +244,40 @@ static void check_socket(struct doctor *d, const char *device)
     }
 }
 
+/* What it says of itself is shown where it is known, and nothing of it else. */
+static void check_relay_status(struct doctor *d, const char *body)
+{
+    json_t *status = json_loads(body, 0, NULL);
+    const char *bulk = json_string_value(json_object_get(status, "bulk"));
+    if (status == NULL)
+        doctor_fail(d, "restart the relay", "relay: its /status is no JSON");
+    else if (bulk != NULL && strcmp(bulk, "ucx, not encrypted") == 0)
+        doctor_warn(d, "`shardctl keys bulk FILE tcp`, unless the hosts' network is theirs alone",
+                    "relay: answers, bulk ucx, not encrypted");
+    else
+        doctor_ok(d, "relay: answers, bulk tcp, by TLS 1.3");
+    json_decref(status);
+}
+
+/* The relay to other hosts, if there is one. */
+static void check_relay(struct doctor *d)
+{
+    char path[PATH_MAX];
+    struct http_client client;
+    struct shd_err e = { 0 };
+    snprintf(path, sizeof(path), "%s/relay.status", d->runtime_dir);
+    if (access(path, F_OK) != 0 || http_client_init(&client, &e) != SHD_OK)
+        return;
+    struct http *h = http_start(&client, path, "/status", RELAY_BYTES_MAX, ANSWER_MS_MAX);
+    http_client_run(&client);
+    if (h != NULL && h->state == HTTP_DONE)
+        check_relay_status(d, h->body);
+    else if (h != NULL)
+        doctor_warn(d, "restart the relay, if there is to be one", "relay: %s", h->err.text);
+    http_free(h);
+    http_client_deinit(&client);
+}
+
 void doctor_daemons(struct doctor *d)
 {
     DIR *dir = opendir(d->runtime_dir);
@@ -254,6 +292,7 @@ void doctor_daemons(struct doctor *d)
     }
     if (count == 0)
         doctor_ok(d, "none in %s", d->runtime_dir);
+    check_relay(d);
 }
 
 /* -- Leftovers --------------------------------------------------------------------------------- */

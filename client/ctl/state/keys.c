@@ -27,6 +27,9 @@ static const char keys_more[] =
     "  add FILE HOST...      further hosts\n"
     "  move FILE HOST...     hosts whose relays are at another address; keys and devices stay\n"
     "  remove FILE NAME...   a host makes no connection any more; its key file goes\n"
+    "  bulk FILE tcp|ucx     how parameters and gradients cross: within TLS, as all else does, or "
+    "by UCX,\n"
+    "                        which --not-encrypted has to be said for\n"
     "  list FILE\n"
     "\n"
     "HOST is NAME=ADDRESS:PORT, of its relay; with /cpu0,cpu1 behind it the daemons that it has, "
@@ -40,6 +43,7 @@ static const char keys_more[] =
     "examples:\n"
     "  shardctl keys new keys/cluster.json a=10.77.0.1:7100/cpu0,cpu1 b=10.77.0.2:7100/cpu2\n"
     "  scp keys/cluster.json keys/b.key b:keys/ && rm keys/b.key\n"
+    "  shardctl keys bulk keys/cluster.json ucx --not-encrypted\n"
     "  shardctl keys move keys/cluster.json b=10.77.0.3:7100    # a spare machine in b's place\n"
     "\nexit code 1: nothing was changed; the reason is on stderr\n";
 
@@ -137,8 +141,30 @@ static int remove_hosts(const char *file, char **words, int count, struct cluste
     return r;
 }
 
+/* Whoever has it not encrypted says so. */
+static int set_bulk(const char *file, char **words, int count, bool bare, struct cluster *cluster,
+                    struct shd_err *e)
+{
+    const char *word = count == 1 ? words[0] : "";
+    const bool ucx = strcmp(word, "ucx") == 0;
+    if (!ucx && strcmp(word, "tcp") != 0)
+        return err_set(e, SHD_EINVAL, "bulk '%.20s': tcp or ucx", word);
+    if (ucx && !bare)
+        return err_set(
+            e, SHD_EINVAL,
+            "ucx does not encrypt parameters and gradients: say --not-encrypted as well, "
+            "where the network between the hosts is theirs alone");
+    if (!ucx && bare)
+        return err_set(e, SHD_EINVAL,
+                       "--not-encrypted: bulk tcp is always encrypted; leave it out, or say ucx");
+    cluster->bulk = ucx ? CLUSTER_UCX : CLUSTER_TCP;
+    return cluster_save(file, cluster, e);
+}
+
 static void list_hosts(const char *file, const struct cluster *cluster)
 {
+    if (cluster->bulk == CLUSTER_UCX)
+        printf("bulk ucx, not encrypted\n");
     for (uint32_t i = 0; i < cluster->count; i++) {
         const struct cluster_host *host = &cluster->hosts[i];
         char path[PATH_BYTES];
@@ -154,17 +180,23 @@ static void list_hosts(const char *file, const struct cluster *cluster)
     }
 }
 
-static int change(const char *what, const char *file, char **words, int count, struct shd_err *e)
+static int change(const char *what, const char *file, char **words, int count, bool bare,
+                  struct shd_err *e)
 {
     struct cluster cluster = { 0 };
     int r = SHD_OK;
     const bool makes = strcmp(what, "new") == 0;
-    if (makes && access(file, F_OK) == 0)
+    const bool bulk = strcmp(what, "bulk") == 0;
+    if (bare && !bulk)
+        r = err_set(e, SHD_EINVAL, "--not-encrypted is of `keys bulk FILE ucx`");
+    else if (makes && access(file, F_OK) == 0)
         r = err_set(e, SHD_EEXIST, "'%.100s' is there already", file);
     else if (!makes)
         r = cluster_load(file, &cluster, e);
     if (r == SHD_OK && strcmp(what, "list") == 0)
         list_hosts(file, &cluster);
+    else if (r == SHD_OK && bulk)
+        r = set_bulk(file, words, count, bare, &cluster, e);
     else if (r == SHD_OK && strcmp(what, "move") == 0)
         r = move_hosts(file, words, count, &cluster, e);
     else if (r == SHD_OK && strcmp(what, "remove") == 0)
@@ -177,10 +209,19 @@ static int change(const char *what, const char *file, char **words, int count, s
 
 int verb_keys(int argc, char **argv)
 {
-    static const char *const known[] = { "new", "add", "move", "remove", "list" };
-    const struct flags flags = { .usage = "shardctl keys new|add|move|remove|list FILE [HOST...]",
-                                 .about = keys_about,
-                                 .more = keys_more };
+    static const char *const known[] = { "new", "add", "move", "remove", "bulk", "list" };
+    bool bare = false;
+    const struct flag table[] = {
+        { "not-encrypted", 0, FLAG_BOOL, NULL,
+          "bulk ucx: parameters and gradients cross as they are", &bare, 0, 0 },
+    };
+    const struct flags flags = {
+        .usage = "shardctl keys new|add|move|remove|bulk|list FILE [HOST...|tcp|ucx]",
+        .about = keys_about,
+        .more = keys_more,
+        .table = table,
+        .count = ARRAY_SIZE(table)
+    };
     struct shd_err e = { 0 };
     int count;
     const int code = verb_start_words(&flags, argc, argv, &count);
@@ -191,6 +232,7 @@ int verb_keys(int argc, char **argv)
         is_known = is_known || strcmp(argv[1], known[i]) == 0;
     if (!is_known || count < 2)
         return ctl_usage("usage: %s", flags.usage);
-    return change(argv[1], argv[2], argv + 3, count - 2, &e) == SHD_OK ? CTL_OK
-                                                                       : ctl_fail("%s", e.text);
+    return change(argv[1], argv[2], argv + 3, count - 2, bare, &e) == SHD_OK
+               ? CTL_OK
+               : ctl_fail("%s", e.text);
 }

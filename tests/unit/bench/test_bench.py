@@ -44,7 +44,7 @@ class Bulk(unittest.TestCase):
                                '--ring-mib', '1', '--json'], capture_output=True, text=True, timeout=60 * PACE, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         found = read_figures(done.stdout)
-        others = ['curve', 'ucx', 'iperf3']
+        others = ['relay_ucx', 'curve', 'ucx', 'iperf3']
         ways = ['tls', 'plain', 'zmq'] + [way for way in others if f'bulk.{way}: left out' not in done.stderr]
         for way in ways:
             self.assertGreater(found[f'bulk.{way}.rate']['value'], 0)

@@ -1,5 +1,5 @@
 /* Bytes between two relays, over real sockets: frames, who is let in, and peers that send nonsense,
- * nothing, or do not read. */
+ * nothing, or do not read; payloads within TLS, and by UCX where that is installed. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -13,6 +13,7 @@
 #include <openssl/ssl.h>
 
 #include "daemon/relay/bulk.h"
+#include "daemon/relay/bulk_ucx.h"
 #include "proto/share/listen.h"
 #include "tests/lib/test.h"
 
@@ -28,6 +29,27 @@ struct hosts {
 
 static struct hosts hosts;
 
+/* A test of either way is a function, with a TEST each. */
+#define TEST_OF_BOTH(id)                    \
+    static void of_##id(enum cluster_bulk); \
+    TEST(id)                                \
+    {                                       \
+        of_##id(CLUSTER_TCP);               \
+    }                                       \
+    TEST(id##_by_ucx)                       \
+    {                                       \
+        need_ucx();                         \
+        of_##id(CLUSTER_UCX);               \
+    }                                       \
+    static void of_##id(enum cluster_bulk way)
+
+static void need_ucx(void)
+{
+    struct shd_err e = { 0 };
+    if (ucx_path.load(&e) != SHD_OK)
+        SKIP("%s", e.text);
+}
+
 static void add_host(struct cluster *cluster, const char *name, const char *address)
 {
     struct cluster_host host = { .name = "" };
@@ -41,9 +63,22 @@ static void add_host(struct cluster *cluster, const char *name, const char *addr
     EXPECT_OK(cluster_add(cluster, &host, &e), &e);
 }
 
-static void make_hosts(void)
+/* The file says another way from now on; b's keys are made anew. */
+static void change_way(enum cluster_bulk way)
 {
-    struct cluster cluster = { 0 };
+    struct cluster cluster;
+    struct shd_err e = { 0 };
+    EXPECT_OK(cluster_load(hosts.file, &cluster, &e), &e);
+    cluster.bulk = way;
+    EXPECT_OK(cluster_save(hosts.file, &cluster, &e), &e);
+    cluster_free(&cluster);
+    bulk_keys_free(hosts.b);
+    EXPECT_OK(bulk_keys_new(hosts.file, "b", &hosts.b, &e), &e);
+}
+
+static void make_hosts_of(enum cluster_bulk way)
+{
+    struct cluster cluster = { .bulk = way };
     struct shd_err e = { 0 };
     char name[LISTEN_NAME_BYTES];
     bool remote;
@@ -59,6 +94,11 @@ static void make_hosts(void)
     cluster_free(&cluster);
     EXPECT_OK(bulk_keys_new(hosts.file, "a", &hosts.a, &e), &e);
     EXPECT_OK(bulk_keys_new(hosts.file, "b", &hosts.b, &e), &e);
+}
+
+static void make_hosts(void)
+{
+    make_hosts_of(CLUSTER_TCP);
 }
 
 static void end_hosts(void)
@@ -108,7 +148,7 @@ static int meet(struct dialer *d, struct bulk **ret_a, struct shd_err *e)
 
 /* -- Frames ------------------------------------------------------------------------------------ */
 
-#define MEMORY_BYTES ((uint64_t)8 << 20)
+#define MEMORY_BYTES ((uint64_t)9 << 20) /* three pieces by UCX */
 
 struct sink { /* takes frames of up to MEMORY_BYTES into memory */
     uint8_t *memory;
@@ -162,11 +202,11 @@ struct pair {
     struct sink at_a, at_b;
 };
 
-static void pair_open(struct pair *p)
+static void pair_open(struct pair *p, enum cluster_bulk way)
 {
     struct dialer d = { .keys = hosts.b, .name = "a" };
     struct shd_err e = { 0 };
-    make_hosts();
+    make_hosts_of(way);
     d.keys = hosts.b;
     EXPECT_OK(meet(&d, &p->a, &e), &e);
     EXPECT_OK(d.status, &d.e);
@@ -186,12 +226,28 @@ static void pair_close(struct pair *p)
     end_hosts();
 }
 
-TEST(frames_of_all_sizes_come_to_their_place)
+struct sender { /* a thread that sends a frame: far more than all buffers hold, perhaps */
+    pthread_t thread;
+    struct bulk *bulk;
+    struct bulk_head head;
+    const void *data;
+    int status;
+    struct shd_err e;
+};
+
+static void *send_main(void *arg)
 {
-    static const uint64_t sizes[] = { 0, 1, 8191, 8192, 8193, 65536, (1 << 20) + 3 };
+    struct sender *s = arg;
+    s->status = bulk_send(s->bulk, &s->head, s->data, &s->e);
+    return NULL;
+}
+
+TEST_OF_BOTH(frames_of_all_sizes_come_to_their_place)
+{
+    static const uint64_t sizes[] = { 0, 1, 8191, 8192, 8193, 65536, (1 << 20) + 3, (8 << 20) + 1 };
     struct pair p;
     struct shd_err e = { 0 };
-    pair_open(&p);
+    pair_open(&p, way);
     uint8_t *data = malloc(MEMORY_BYTES);
     uint64_t state = 7;
     for (uint64_t i = 0; i < MEMORY_BYTES; i++)
@@ -202,8 +258,11 @@ TEST(frames_of_all_sizes_come_to_their_place)
                                         .id = UINT64_MAX - i,
                                         .at = 4096 * i,
                                         .bytes = sizes[i] };
-        EXPECT_OK(bulk_send(p.b, &head, data, &e), &e);
+        struct sender b = { .bulk = p.b, .head = head, .data = data };
+        EXPECT(pthread_create(&b.thread, NULL, send_main, &b) == 0);
         EXPECT_OK(receive_until(p.a, &p.at_a, i + 1, &e), &e);
+        pthread_join(b.thread, NULL);
+        EXPECT_OK(b.status, &b.e);
         EXPECT(memcmp(&p.at_a.last, &head, sizeof head) == 0);
         EXPECT(memcmp(p.at_a.memory + head.at, data, sizes[i]) == 0);
     }
@@ -235,12 +294,27 @@ static void *flood_main(void *arg)
     return NULL;
 }
 
+/* a's socket, which bulk_fd() is not by UCX. */
+static int fd_of_a(void)
+{
+    struct sockaddr_in at, own;
+    socklen_t bytes = sizeof at;
+    EXPECT(getsockname(hosts.listener, (struct sockaddr *)&at, &bytes) == 0);
+    for (int fd = 3; fd < 1024; fd++) {
+        bytes = sizeof own;
+        if (fd != hosts.listener && getsockname(fd, (struct sockaddr *)&own, &bytes) == 0 &&
+            own.sin_family == AF_INET && own.sin_port == at.sin_port)
+            return fd;
+    }
+    FAIL("a has no socket");
+}
+
 /* Far more than all buffers between them hold: who only sent would wait for the other for ever. */
-TEST(two_that_send_to_each_other_never_wait_for_each_other)
+TEST_OF_BOTH(two_that_send_to_each_other_never_wait_for_each_other)
 {
     struct pair p;
     pthread_t thread;
-    pair_open(&p);
+    pair_open(&p, way);
     struct flood a = { .bulk = p.a, .sink = &p.at_a, .frames = 4 };
     struct flood b = { .bulk = p.b, .sink = &p.at_b, .frames = 4 };
     EXPECT(pthread_create(&thread, NULL, flood_main, &a) == 0);
@@ -252,7 +326,7 @@ TEST(two_that_send_to_each_other_never_wait_for_each_other)
     pair_close(&p);
 }
 
-TEST(a_refused_place_ends_the_connection_for_good)
+TEST_OF_BOTH(a_refused_place_ends_the_connection_for_good)
 {
     static const struct bulk_head wrong[] = {
         { .type = 3, .at = MEMORY_BYTES + 1 },
@@ -263,7 +337,7 @@ TEST(a_refused_place_ends_the_connection_for_good)
     for (uint32_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         struct pair p;
         struct shd_err e = { 0 };
-        pair_open(&p);
+        pair_open(&p, way);
         /* Without its payload: the head is refused before any of it is there. */
         struct bulk_head head = wrong[i];
         uint8_t *data = calloc(1, MEMORY_BYTES + 1);
@@ -424,11 +498,11 @@ TEST(tls_without_a_key_or_of_another_version_is_refused)
 
 /* -- Peers that are there and do nothing ------------------------------------------------------- */
 
-TEST(a_transfer_that_nobody_takes_has_a_deadline)
+TEST_OF_BOTH(a_transfer_that_nobody_takes_has_a_deadline)
 {
     struct pair p;
     struct shd_err e = { 0 };
-    pair_open(&p);
+    pair_open(&p, way);
     const struct bulk_head head = { .type = 5, .bytes = MEMORY_BYTES };
     uint8_t *data = calloc(1, MEMORY_BYTES);
     const uint64_t begun = clock_now_ns();
@@ -443,11 +517,11 @@ TEST(a_transfer_that_nobody_takes_has_a_deadline)
     pair_close(&p);
 }
 
-TEST(a_silent_peer_is_noticed_and_one_that_ticks_is_not)
+TEST_OF_BOTH(a_silent_peer_is_noticed_and_one_that_ticks_is_not)
 {
     struct pair p;
     struct shd_err e = { 0 };
-    pair_open(&p);
+    pair_open(&p, way);
     const uint64_t begun = clock_now_ns();
     while (clock_now_ns() - begun < BULK_STALL_NS + 2 * NS_PER_S) {
         EXPECT_OK(bulk_tick(p.a, &e), &e);
@@ -464,15 +538,184 @@ TEST(a_silent_peer_is_noticed_and_one_that_ticks_is_not)
     pair_close(&p);
 }
 
-TEST(a_peer_that_is_gone_is_noticed)
+TEST_OF_BOTH(a_peer_that_is_gone_is_noticed)
 {
     struct pair p;
     struct shd_err e = { 0 };
-    pair_open(&p);
+    pair_open(&p, way);
     bulk_close(p.a);
     p.a = NULL;
     EXPECT_STATUS(receive_until(p.b, &p.at_b, 1, &e), SHD_EGONE);
     pair_close(&p);
+}
+
+/* As one that was killed: its kernel hangs up, and nothing else is said. */
+TEST_OF_BOTH(a_peer_that_is_gone_in_the_middle_of_a_payload_is_noticed)
+{
+    struct pair p;
+    struct shd_err e = { 0 };
+    pthread_t thread;
+    pair_open(&p, way);
+    struct flood b = { .bulk = p.b, .sink = &p.at_b, .frames = 1000 };
+    EXPECT(pthread_create(&thread, NULL, flood_main, &b) == 0);
+    EXPECT_OK(receive_until(p.a, &p.at_a, 2, &e), &e);
+    EXPECT(shutdown(fd_of_a(), SHUT_RDWR) == 0);
+    pthread_join(thread, NULL);
+    EXPECT_STATUS(b.status, SHD_EGONE);
+    EXPECT_HAS(b.e.text, "host a");
+    EXPECT_STATUS(receive_until(p.a, &p.at_a, 1000, &e), SHD_EGONE);
+    pair_close(&p);
+}
+
+/* -- UCX --------------------------------------------------------------------------------------- */
+
+static void meets_another_way(enum cluster_bulk way_of_b)
+{
+    struct dialer d = { .name = "a" };
+    struct shd_err e = { 0 };
+    struct bulk *bulk;
+    make_hosts_of(way_of_b == CLUSTER_TCP ? CLUSTER_UCX : CLUSTER_TCP);
+    change_way(way_of_b);
+    d.keys = hosts.b;
+    EXPECT_STATUS(meet(&d, &bulk, &e), SHD_EPROTO);
+    EXPECT_HAS(e.text, way_of_b == CLUSTER_TCP ? "another bulk than this host's, \"ucx\""
+                                               : "another bulk than this host's, \"tcp\"");
+    EXPECT_STATUS(d.status, SHD_EPROTO);
+    EXPECT_HAS(d.e.text, way_of_b == CLUSTER_TCP ? "another bulk than this host's, \"tcp\""
+                                                 : "another bulk than this host's, \"ucx\"");
+    end_hosts();
+}
+
+TEST(hosts_with_different_ways_are_told_so)
+{
+    need_ucx();
+    meets_another_way(CLUSTER_TCP);
+    meets_another_way(CLUSTER_UCX);
+}
+
+struct ends { /* of UCX alone, both this thread's: b sends to a */
+    void *a, *b;
+    struct bulk_hello of_a, of_b;
+};
+
+static void ends_open(struct ends *u)
+{
+    struct shd_err e = { 0 };
+    need_ucx();
+    EXPECT_OK(ucx_path.open(&u->a, &u->of_a, &e), &e);
+    EXPECT_OK(ucx_path.open(&u->b, &u->of_b, &e), &e);
+}
+
+static void ends_close(struct ends *u)
+{
+    ucx_path.close(u->b, /* gently= */ false);
+    ucx_path.close(u->a, /* gently= */ false);
+}
+
+/* b sends so much, and a wants that much, until b has sent or a has failed: what a says. */
+static int send_and_receive(struct ends *u, uint64_t sent, uint64_t wanted, uint64_t *ret_got,
+                            struct shd_err *e)
+{
+    static uint8_t from[65536], to[65536];
+    uint64_t done = 0;
+    const uint64_t end = test_now_ms() + TEST_HANG_MS;
+    int r = SHD_PENDING;
+    *ret_got = 0;
+    memset(from, 'x', sizeof from);
+    memset(to, 0, sizeof to);
+    while (r == SHD_PENDING && done == 0) {
+        struct shd_err why = { 0 };
+        EXPECT(ucx_path.send(u->b, from, sent, &done, &why) >= SHD_OK);
+        r = ucx_path.receive(u->a, to, wanted, ret_got, e);
+        EXPECT(test_now_ms() < end);
+    }
+    for (uint32_t i = 0; r == SHD_PENDING && i < 100; i++) {
+        r = ucx_path.receive(u->a, to, wanted, ret_got, e);
+        sleep_ms(1);
+    }
+    EXPECT(*ret_got == wanted ? memcmp(from, to, wanted) == 0 : to[0] == 0);
+    return r;
+}
+
+TEST(what_has_not_the_token_of_the_connection_is_refused_by_ucx)
+{
+    for (uint32_t bit = 0; bit < 128; bit += 21) {
+        struct ends u;
+        struct shd_err e = { 0 };
+        uint64_t got;
+        ends_open(&u);
+        EXPECT_OK(ucx_path.join(u.a, &u.of_b, &e), &e);
+        u.of_a.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        EXPECT_OK(ucx_path.join(u.b, &u.of_a, &e), &e);
+        EXPECT_EQ(send_and_receive(&u, 65536, 65536, &got, &e), SHD_PENDING);
+        EXPECT_EQ(got, 0);
+        ends_close(&u);
+    }
+}
+
+TEST(a_piece_that_is_longer_or_shorter_than_what_is_due_is_refused_by_ucx)
+{
+    static const uint64_t sent[] = { 65535, 65536, 1 };
+    for (uint32_t i = 0; i < 3; i++) {
+        struct ends u;
+        struct shd_err e = { 0 };
+        uint64_t got;
+        ends_open(&u);
+        EXPECT_OK(ucx_path.join(u.a, &u.of_b, &e), &e);
+        EXPECT_OK(ucx_path.join(u.b, &u.of_a, &e), &e);
+        EXPECT_EQ(send_and_receive(&u, sent[i], 65536, &got, &e),
+                  sent[i] == 65536 ? SHD_OK : SHD_EPROTO);
+        ends_close(&u);
+    }
+}
+
+/* Of this process, but for hosts' own: to each of them, so much nonsense. */
+static uint32_t say_nonsense_to_listeners(uint64_t *state)
+{
+    uint32_t told = 0;
+    for (int fd = 3; fd < 1024; fd++) {
+        struct sockaddr_in at;
+        socklen_t bytes = sizeof at, size = sizeof(int);
+        int listens = 0;
+        uint8_t nonsense[4096];
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0 ||
+            getsockname(fd, (struct sockaddr *)&at, &bytes) != 0 || at.sin_family != AF_INET)
+            continue;
+        const int to = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        for (uint32_t i = 0; i < sizeof nonsense; i++)
+            nonsense[i] = (uint8_t)test_random(state);
+        if (connect(to, (struct sockaddr *)&at, sizeof at) == 0)
+            told += send(to, nonsense, sizeof nonsense, MSG_NOSIGNAL) > 0;
+        close(to);
+    }
+    return told;
+}
+
+TEST(nonsense_at_the_port_of_ucx_hinders_nobody)
+{
+    uint64_t state = 11;
+    for (uint32_t i = 0; i < 8; i++) {
+        struct ends u;
+        struct shd_err e = { 0 };
+        uint64_t got;
+        ends_open(&u);
+        EXPECT(say_nonsense_to_listeners(&state) > 0);
+        EXPECT_OK(ucx_path.join(u.a, &u.of_b, &e), &e);
+        EXPECT_OK(ucx_path.join(u.b, &u.of_a, &e), &e);
+        say_nonsense_to_listeners(&state);
+        EXPECT_OK(send_and_receive(&u, 65536, 65536, &got, &e), &e);
+        ends_close(&u);
+    }
+}
+
+TEST(a_hello_that_is_no_token_and_address_is_refused_by_ucx)
+{
+    struct ends u;
+    struct shd_err e = { 0 };
+    ends_open(&u);
+    u.of_b.bytes = 16;
+    EXPECT_STATUS(ucx_path.join(u.a, &u.of_b, &e), SHD_EPROTO);
+    ends_close(&u);
 }
 
 TEST_MAIN()
