@@ -496,7 +496,7 @@ TEST(a_worker_that_finds_another_part_asks_where_its_own_is)
     pthread_join(starter, NULL);
     EXPECT_OK(r, &e);
     EXPECT_EQ(shd_owners(s), 3);
-    train_steps(m, END - shd_step(m));
+    train_steps(m, END - (uint32_t)shd_step(m));
     digest_of(m, got);
     EXPECT_STR(got, want);
     shd_close(s);
