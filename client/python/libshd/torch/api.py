@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
@@ -156,6 +157,29 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     return module, Optimizer(engine, optimizer)
 
 
+class _Begun:
+    """A schedule, and what it was as leases() began: from there it goes to the step that the model went back to."""
+
+    def __init__(self, schedule: Any, optimizer: Optimizer):
+        self.schedule, self.groups = schedule, optimizer.param_groups
+        if schedule is not None:
+            self.state = copy.deepcopy(schedule.state_dict())
+            self.rates = [{key: copy.deepcopy(value) for key, value in group.items() if key != 'params'}
+                          for group in self.groups]
+        self.step = 0
+
+    def look(self, step: int) -> None:
+        before, self.step = self.step, step
+        if step >= before or self.schedule is None:
+            return
+        if step < self.state['last_epoch']:
+            raise Misuse(f"the model went back to step {step}, and leases() was given a schedule of step "
+                         f"{self.state['last_epoch']}: start this worker again, with one that begins at 0")
+        self.schedule.load_state_dict(copy.deepcopy(self.state))
+        for group, rates in zip(self.groups, self.rates):
+            group.update(copy.deepcopy(rates))
+
+
 def leases(module: nn.Module, steps: int, schedule: Any = None, clip_norm: float = 0) -> Iterator[tuple[int, int]]:
     """(step, micro-batch) for this worker to compute, as the owners hand them out, until `steps` are done:
 
@@ -170,7 +194,9 @@ def leases(module: nn.Module, steps: int, schedule: Any = None, clip_norm: float
     if not engine.elastic:
         raise Misuse('leases() of a module whose micro-batches are shared out by rank: say shard(micro_batches=M)')
     optimizer = engine.optimizer()
-    while engine.merge() or engine.step < steps:
+    begun = _Begun(schedule, optimizer)
+    while engine.merge() or engine.asked() < steps:
+        begun.look(engine.step)
         while schedule is not None and schedule.last_epoch < engine.step:
             optimizer.original._opt_called = True  # steps that others have made are steps
             schedule.step()
@@ -244,7 +270,7 @@ def weight(module: nn.Module, count: Union[float, torch.Tensor]) -> None:
 def step_of(module: nn.Module) -> int:
     """The open step, where to go on: 0 at first, more in a worker that comes later. writable() and its like are not
     counted."""
-    return engine_of(module).step
+    return engine_of(module).asked()
 
 
 def digest(module: nn.Module) -> str:

@@ -38,7 +38,7 @@ class Sampler(torch.utils.data.Sampler):
         return self._order[at * self.size:(at + 1) * self.size].tolist()
 
     def __iter__(self) -> Iterator[list[int]]:
-        step = self.engine.step
+        step = self.engine.asked()
         while True:
             for backward in range(self.engine.place.accumulate):
                 yield self.batch(step, self.engine.place.micro(backward))

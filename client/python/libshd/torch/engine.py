@@ -36,6 +36,8 @@ APART = ('Has another worker used writable(), or its like, where this one did no
 BEHIND = ('This worker was started again, and others have put values since (writable(), or its like): compute the '
           'batches of its first step once more')
 CHANGING = (1 << 64) - 1  # Model.unit_version()
+BACK = ('The model is at step {now} again, where it was at step {was}, as it went back to a snapshot or has other '
+        'owners: go on with the batches, and the rates, of sd.step_of(model)')
 
 
 class Place(NamedTuple):
@@ -121,6 +123,7 @@ class Engine:
         self.by = (0, 0)                # process and thread that made it
         self.backwards = 0              # done in the open step
         self.resets = 0                 # of it, by others
+        self.known = model.step         # the open step as whoever computes its batches knows it
         self.ran = False                # something of it was computed, or begun
         self.heard = False              # a forward was ever heard of: those are that do not call the module itself
         self.forward = ''               # since the last backward: 'begun', 'done'
@@ -155,6 +158,14 @@ class Engine:
     def step(self) -> int:
         """The open step, puts not counted: which batches it has depends on it."""
         return self.model.step - self.model.puts
+
+    def asked(self) -> int:
+        """The open step, for who computes its batches."""
+        if self.void:
+            self.begin_again()
+            self.void = False
+        self.known = self.model.step
+        return self.step
 
     def parts(self) -> Iterator[Part]:
         return (part for unit in self.units for part in unit.parts)
@@ -224,6 +235,8 @@ class Engine:
             except WrongStep:
                 if not self.elastic:
                     raise
+            except StepReset:
+                continue  # nothing is computed of what is read here
             with contextlib.suppress(StepReset):
                 what, micro = self.model.lease()  # asking is how a worker hears of it
                 if what == _c.SHD_LEASE_MICRO:
@@ -262,6 +275,11 @@ class Engine:
                 raise Misuse(f'{e}. {APART}') from e
             self.catch_up()
             raise StepReset(f'{e}. {BEHIND}') from e
+        except StepReset as e:
+            if not self.elastic:
+                self.was_reset(e)
+            self.void = True
+            return False
         self.held.add(unit.index)
         self.arrives(unit)
         if address != unit.address:
@@ -343,6 +361,11 @@ class Engine:
                 raise Misuse(f'{part.name!r}.requires_grad is {requires_grad}, at shard() it was {part.trainable}: '
                              'freeze and thaw before shard()')
 
+    def check_asked(self) -> None:
+        """Whoever computes batches knows that the model went back."""
+        if self.model.step < self.known and not self.void:
+            raise Misuse(f'{self.back()}. This loop has not asked it since')
+
     # -- Backward --------------------------------------------------------------------------------
 
     def forward_begins(self) -> None:
@@ -374,6 +397,7 @@ class Engine:
         """A backward has brought its first gradient: it is a micro-batch."""
         if self.spoilt:
             raise Misuse(self.spoilt)
+        self.check_asked()
         if self.sealed:
             raise Misuse('backward() while the step is being ended: step() was broken off; call it once more, or '
                          'sd.reset(model) and compute the step again')
@@ -458,11 +482,19 @@ class Engine:
             self.drop()
             if buffers:
                 self.buffers.restore()
+        if self.model.step < self.known:
+            self.drop()
+            for unit in self.units:
+                self.release(unit)
+            self.moved()
 
     def was_reset(self, e: StepReset) -> NoReturn:
         """Another worker has given the step up, perhaps as it puts values (put()), which takes it a moment without
         gradients."""
         self.begin_again()
+        if self.model.step < self.known:
+            e.args = (f'{e}. {self.back()}',)
+            raise e
         if not self.elastic:
             self.resets += 1
             time.sleep(min(0.01 * 2 ** self.resets, 1.0))
@@ -470,6 +502,9 @@ class Engine:
                   'every step it is gradients that are dropped, as those that a GAN\'s generator leaves in its '
                   'discriminator: say shard(grads="step") of that module',)
         raise e
+
+    def back(self) -> str:
+        return BACK.format(now=self.step, was=self.known - self.model.puts)
 
     def forget_names(self) -> None:
         """Of metrics: those of the next step may be others. Who leases nothing of a step has to know them."""
@@ -587,6 +622,7 @@ class Engine:
             self.broken()
         if self.spoilt:
             raise Misuse(self.spoilt)
+        self.check_asked()
         self.check()
         if self.grads():
             if self.backwards == self.place.accumulate:
@@ -651,6 +687,7 @@ class Engine:
                                        divide_by=1 if self.weighted else 0, dynamic_loss_scale=self.scales)
         except StepReset as e:
             self.was_reset(e)
+        self.known = max(self.known, self.model.step)
         self.sealed, self.backwards, self.clip_norm, self.metrics = False, 0, 0.0, {}
         self.handed, self.unscaled, self.ran, self.forward, self.resets = False, 1.0, False, '', 0
         for norm in self.norms:
@@ -662,7 +699,7 @@ class Engine:
             self.drop()
             self.moved()
             why = f', for step {result.guard_step}, which its guard skips' if result.guard_step >= 0 else ''
-            raise StepReset(f'the model went back to step {self.model.step}{why}: compute the batches of that step')
+            raise StepReset(f'the model went back{why}. {self.back()}')
         if not self.elastic and 0 < self.model.puts - puts == self.model.step - step:  # they took this step's place
             if not self.new:
                 raise Misuse(f'the gradients of this step were dropped. {APART}')
@@ -675,7 +712,10 @@ class Engine:
         torch.autograd.graph.increment_version([part.parameter for unit in self.units for part in unit.parts])
         self.pending, self.by = set(self.trainable), (os.getpid(), threading.get_ident())
         PENDING.add(id(self))
-        self.refresh()
+        try:
+            self.refresh()
+        except StepReset as e:
+            self.was_reset(e)
         if not self.overlap:
             self.wait_all()
         self.merge()
@@ -694,10 +734,15 @@ class Engine:
         """A put has been made: wait for its values."""
         torch.autograd.graph.increment_version([part.parameter for part in self.parts()])
         self.handed = False
-        with contextlib.suppress(WrongStep):  # this worker puts values next, and others have done so
-            for unit in self.units:
-                self.model.acquire(unit.index)
-                self.model.release(unit.index)
-        self.refresh()
+        while True:
+            try:
+                with contextlib.suppress(WrongStep):  # this worker puts values next, and others have done so
+                    for unit in self.units:
+                        self.model.acquire(unit.index)
+                        self.model.release(unit.index)
+                self.refresh()
+                break
+            except StepReset:
+                pass  # it has moved on
         self.pending.clear()
         PENDING.discard(id(self))

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """test_torch_holds.py BUILD_DIR: what a sharded module goes through: kills, steps that begin again, workers that come
 and go, Ctrl-C, BatchNorm's statistics over workers, thousands of tensors and of steps."""
+import contextlib
 import ctypes
 import os
 import re
@@ -623,6 +624,209 @@ class Kills(unittest.TestCase):
                 kill_daemon()
         self.kill('kill-daemon', fault)
         self.kill('kill-experts', fault, build=Moe)
+
+
+class Moves(unittest.TestCase):
+    """A model gets two owners in place of one, and one again, while workers train it: the bits of a run that nobody
+    disturbs. What came after the step that the new ones have is computed once more."""
+
+    STEPS, MOVES = 12, ((2, 'cpu0', 'cpu0,cpu1'), (7, 'cpu0,cpu1', 'cpu1'))
+
+    def marked(self, name):
+        """Wait for whoever leaves that mark."""
+        end = time.monotonic() + torch_run.LIMIT_S
+        while not os.path.exists(os.path.join(DAEMONS.directory, name)):
+            self.assertLess(time.monotonic(), end, name)
+            time.sleep(0.005)
+
+    def move(self, name):
+        """Beside the workers, of which each goes on for some steps meanwhile, and ends after it."""
+        for at, of, to in self.MOVES:
+            self.marked(f'{name}-{at}')
+            done = subprocess.run([DAEMONS.shardctl, 'reshard', name, '-a', f'{DAEMONS.address}?{of}', '--to', to, '--by',
+                                   DAEMONS.directory], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            first(DAEMONS, f'{name}-moved-{at}')
+
+    def look(self, name, step):
+        first(DAEMONS, f'{name}-{step}')
+        for at, _, _ in self.MOVES:
+            if step == at + 4:
+                self.marked(f'{name}-moved-{at}')
+
+    def train(self, name, work, world=2, moves=True):
+        """What each worker's work(look) returned."""
+        def function():
+            os.environ['SHARDD_ADDRESS'] = DAEMONS.address + '?cpu0'
+            if os.environ['RANK'] == str(world):
+                return self.move(name)
+            os.environ['WORLD_SIZE'] = str(world)
+            return work(name, (lambda step: self.look(name, step)) if moves else lambda step: None)
+        return run(function, world + moves)[:world]
+
+    def same(self, name, work, world=2):
+        whole, harmed = self.train(name + '-still', work, world, moves=False), self.train(name, work, world)
+        self.assertEqual(len({digest for _, digest in whole + harmed}), 1, name)
+        for (losses, _), (found, _) in zip(whole, harmed):
+            self.assertTrue(found)
+            self.assertEqual({step: losses[step] for step in found}, found, name)
+
+    def fixed(self, build=Gpt, fault=lambda name, step: None, **flags):
+        def work(name, look):
+            module, rank, losses = made(build), int(os.environ['RANK']), {}
+            module, opt = sd.shard(module, adamw(module), name=name, **flags)
+            while (step := sd.step_of(module)) < self.STEPS:
+                try:
+                    look(step)
+                    for group in opt.param_groups:
+                        group['lr'] = 0.01 * min(1, (step + 1) / 5)
+                    loss = module(1000 * step + rank)
+                    fault(name, step)
+                    loss.backward()
+                    opt.step()
+                    losses[step] = loss.item()
+                except sd.StepReset as e:
+                    self.assertIn('step', str(e))
+                opt.zero_grad()
+            return losses, sd.digest(module)
+        return work
+
+    def test_workers_with_fixed_shares(self):
+        self.same('moves', self.fixed())
+
+    def test_gradients_that_stay_and_statistics(self):
+        self.same('moves-step', self.fixed(lambda: Cnn(True), grads='step'))
+
+    def test_workers_that_are_killed_meanwhile(self):
+        def fault(name, step):
+            for at, _, _ in self.MOVES:
+                if step == at + 2 and os.environ['RANK'] == '1' and 'still' not in name and first(DAEMONS, f'{name}-killed-{at}'):
+                    kill_here()
+        self.same('moves-killed', self.fixed(fault=fault))
+        self.assertFalse(first(DAEMONS, 'moves-killed-killed-7'))
+
+    def test_leased_batches(self):
+        def work(name, look):
+            module, losses = made(Gpt), {}
+            original = adamw(module)
+            module, opt = sd.shard(module, original, name=name, micro_batches=4)
+            for step, micro in sd.leases(module, self.STEPS, warm_up(original), clip_norm=1.0):
+                look(step)
+                loss = module(1000 * step + micro)
+                loss.backward()
+                opt.step()
+            return {0: 0}, sd.digest(module)
+        self.same('moves-leased', work)
+
+    def test_scripts_that_are_started_again(self):
+        """Where a loop cannot go back, or a worker cannot go along, it ends, and goes on as any that was killed."""
+        def script(name, look, losses, sums):
+            module, rank = made(Gpt), int(os.environ['RANK'])
+            os.environ['LOCAL_WORLD_SIZE'] = '2'
+            module, opt = sd.shard(module, adamw(module), name=name, sums=sums)
+            try:
+                for step in range(sd.step_of(module), self.STEPS):
+                    look(step)
+                    loss = module(1000 * step + rank)
+                    loss.backward()
+                    opt.step()
+                    opt.zero_grad()
+                    losses[step] = loss.item()
+                return losses, sd.digest(module)
+            finally:
+                sd.close(module)
+
+        def plain(name, look, losses={}):
+            while True:
+                try:
+                    return script(name, look, losses, 'own')
+                except sd.StepReset:
+                    pass
+
+        def host(name, look, losses={}):
+            while True:
+                try:
+                    return script(name, look, losses, 'host')
+                except libshd.Moved as e:
+                    self.assertRegex(str(e), 'moved to cpu.*, as of step .*cannot go along, for it sums with the other '
+                                             'workers of its host.*: start it again')
+                except libshd.errors.Busy as e:  # the other one has not heard of it yet
+                    self.assertRegex(str(e), 'other workers of this host sum a model')
+                    time.sleep(0.05)
+        self.same('moves-again', plain)
+        self.same('moves-host', host)
+
+    def test_the_plain_client(self):
+        spec = '''{ "name": "%s", "micro_batches": 1, "optimizer": { "kind": "sgd", "momentum": 0.5 }, "units": [
+            { "name": "all", "tensors": [ { "name": "w", "shape": [9000], "init": ["const", 2] } ] } ] }'''
+
+        def work(name, look):
+            with contextlib.closing(libshd.Session()) as session:
+                model, seen, floats = session.open(spec % name), {}, ctypes.c_float * 9000
+                params = floats.from_address(model.acquire(0))
+                model.release(0)
+                while (step := model.step) < self.STEPS:
+                    try:
+                        look(step)
+                        self.assertEqual(model.acquire(0), ctypes.addressof(params))
+                        seen[step] = list(params[::999])
+                        floats.from_address(model.grad(0, 0))[:] = [step - value / 8 for value in params]
+                        model.release(0)
+                        model.return_grad(0, 0)
+                        model.commit(0.1)
+                    except libshd.StepReset:
+                        self.assertLessEqual(model.step, step)
+                return seen, model.digest()[0]
+        self.same('moves-plain', work, world=1)
+
+
+class GoesBack(unittest.TestCase):
+    """A model that somebody takes back to a snapshot."""
+
+    def train(self, name, elastic, back, loop):
+        def work():
+            module = made(Gpt)
+            original = adamw(module)
+            schedule = warm_up(original)
+            module, opt = sd.shard(module, original, name=name, micro_batches=2 * elastic)
+            with contextlib.closing(libshd.Session()) as session:
+                other, done = session.attach(name), set()
+
+                def look(step):
+                    if step in (2, 6) and step not in done:
+                        done.add(step)
+                        other.snapshot() if step == 2 else back and other.rewind(2)
+                loop(module, opt, schedule, look)
+                return sd.digest(module), sd.step_of(module)
+        return run(work)[0]
+
+    def test_the_schedule_of_leases_goes_back_too(self):
+        def loop(module, opt, schedule, look):
+            for step, micro in sd.leases(module, 9, schedule):
+                look(step)
+                module(1000 * step + micro).backward()
+                opt.step()
+                self.assertEqual(opt.param_groups[0]['lr'], 0.01 * min(1, (step + 1) / 5))
+        self.assertEqual(self.train('back-not', True, False, loop), self.train('back-leased', True, True, loop))
+
+    def test_a_loop_that_does_not_ask_is_refused(self):
+        def loop(module, opt, _schedule, look):
+            for step in range(7):
+                look(step)
+                try:
+                    module(step).backward()
+                    opt.step()
+                except sd.StepReset as e:
+                    self.assertEqual(step, 6)
+                    self.assertRegex(str(e), 'at step 2 again.* at step 6.*of sd.step_of')
+                    for retry in (lambda: module(step).backward(), lambda: opt.step(idle=True)):
+                        with self.assertRaisesRegex(sd_errors.Misuse, 'at step 2 again.*has not asked it since'):
+                            retry()
+                        opt.zero_grad()
+                    self.assertEqual(sd.step_of(module), 2)
+                    module(2).backward()
+                    opt.step()
+        self.assertEqual(self.train('back-unasked', False, True, loop)[1], 3)
 
 
 class Torchrun(unittest.TestCase):
