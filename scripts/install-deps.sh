@@ -17,9 +17,10 @@ data_packages="fortunes"
 # clang-14 with its run time for scripts/fuzz.sh; systemd for a test of the units (nothing boots it).
 # Slurm and munge for a test of examples/slurm, which starts its own, as one of arbiters does with etcd; iperf3 and UCX's own test to measure beside; ip
 # and fuser for hosts that are namespaces.
+# git says what differs from the commit that clang-tidy was clean at (scripts/tidy.py).
 # g++ compiles the GPU kernels for the host, for their tests; without it those are left out.
 dev_packages="g++ clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev shellcheck python3 python3-venv procps
-    universal-ctags systemd dpkg-dev lintian mandoc tmux curl
+    universal-ctags systemd dpkg-dev lintian mandoc tmux curl git
     slurmctld slurmd slurm-client munge etcd-server iperf3 ucx-utils iproute2 psmisc"
 
 # For the test of the page. Ubuntu has it as a snap alone, which does not run everywhere.

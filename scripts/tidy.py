@@ -83,7 +83,8 @@ def version():
 
 
 def git(*words):
-    return subprocess.run(["git", "-C", ROOT, *words], check=True, stdout=subprocess.PIPE,
+    # Whoever has checked the tree out may be another user.
+    return subprocess.run(["git", "-c", f"safe.directory={ROOT}", "-C", ROOT, *words], check=True, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, text=True).stdout
 
 
