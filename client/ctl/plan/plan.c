@@ -285,6 +285,7 @@ static int run_plan(struct plan_ask *ask, const struct words *w, struct shd_err 
             : w->tune && !w->as_ops ? plan_tune(spec, ask, &clock, w->as_json, stdout, e)
                                     : show_one(spec, ask, w, &clock, e);
     plan_clock_close(&clock);
+    ask->across = NULL;
     plan_hosts_free(&hosts);
     spec_free(spec);
     return r;

@@ -56,10 +56,12 @@ static int add_pairs(const struct plan_host *hosts, uint32_t count, struct plan_
     struct replicas r = { .hosts = sys_calloc(count, sizeof *r.hosts) };
     struct pairs pairs = { 0 };
     uint32_t *places = sys_calloc(count, sizeof *places);
-    int code = r.hosts != NULL && places != NULL ? SHD_OK
-                                                 : err_set(e, SHD_ENOMEM, "no memory for pairs");
-    if (code == SHD_OK)
-        code = list_pairs(hosts, count, &r, places, e);
+    int code;
+    if (r.hosts == NULL || places == NULL) {
+        code = err_set(e, SHD_ENOMEM, "no memory for pairs");
+        goto out;
+    }
+    code = list_pairs(hosts, count, &r, places, e);
     if (code == SHD_OK)
         code = pairs_make(&r, &pairs, e);
     for (uint32_t i = 0; i < pairs.count; i++) {
@@ -67,6 +69,7 @@ static int add_pairs(const struct plan_host *hosts, uint32_t count, struct plan_
         c->items[c->count++] = (struct plan_copy){ places[p->primary_host], i, true };
         c->items[c->count++] = (struct plan_copy){ places[p->secondary_host], i, false };
     }
+out:
     pairs_free(&pairs);
     replicas_free(&r);
     free(places);
