@@ -156,7 +156,7 @@ lose() { # NODE: with all its processes
 }
 cut_off() { # NODE: which goes on by itself, and does not see $work/shared any more
     mkdir -p "$work/away"
-    nsenter --target "${slurmd[$1]}" --mount mount --bind "$work/away" "$work/shared"
+    nsenter --target "${slurmd[$1]}" --mount --root mount --bind "$work/away" "$work/shared"
     ip -n "shdS$$" link set "node$1" down
     soon "the loss of node $1" is_down "$1"
 }
