@@ -81,7 +81,8 @@ class Canceled(Error):
 
 
 class StepReset(Error):
-    """The open step begins again, as a worker gave up what it had returned of it: compute the step's batches again."""
+    """The open step begins again, as a worker gave up what it had returned of it; or the model is at an earlier step, as it
+    went back or has other owners. Compute the batches of the step that it is at again."""
 
 
 class Stopped(Error):
