@@ -115,7 +115,7 @@ static int tls_send(void *end, const uint8_t *data, uint64_t bytes, uint64_t *re
 
 /* The end of this path is the bulk itself. */
 static const struct bulk_path tls_path = {
-    .name = "tcp", .said = "tcp, by TLS 1.3", .send = tls_send, .receive = tls_receive
+    .name = "tcp", .said = CLUSTER_TCP_SAID, .send = tls_send, .receive = tls_receive
 };
 
 /* -- Keys -------------------------------------------------------------------------------------- */

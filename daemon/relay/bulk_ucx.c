@@ -1,6 +1,8 @@
 /* See bulk_ucx.h. */
 #include "daemon/relay/bulk_ucx.h"
 
+#include "proto/share/cluster.h"
+
 #ifdef SHD_HAVE_UCX
 
 #include <inttypes.h>
@@ -408,7 +410,7 @@ static int ucx_receive(void *end, uint8_t *to, uint64_t bytes, uint64_t *ret_don
 }
 
 const struct bulk_path ucx_path = { .name = "ucx",
-                                    .said = "ucx, not encrypted",
+                                    .said = CLUSTER_UCX_SAID,
                                     .load = ucx_load,
                                     .open = ucx_open,
                                     .join = ucx_join,
@@ -427,6 +429,6 @@ static int ucx_load(struct shd_err *e)
                    "installed, or write \"bulk\": \"tcp\" into the cluster file");
 }
 
-const struct bulk_path ucx_path = { .name = "ucx", .said = "ucx, not encrypted", .load = ucx_load };
+const struct bulk_path ucx_path = { .name = "ucx", .said = CLUSTER_UCX_SAID, .load = ucx_load };
 
 #endif

@@ -38,6 +38,9 @@ struct cluster_host {
 };
 
 enum cluster_bulk { CLUSTER_TCP, CLUSTER_UCX };
+/* How a relay's /status says it. */
+#define CLUSTER_TCP_SAID "tcp, by TLS 1.3"
+#define CLUSTER_UCX_SAID "ucx, not encrypted"
 
 struct cluster {
     struct cluster_host *hosts; /* owned, [count], names, keys and devices unique */

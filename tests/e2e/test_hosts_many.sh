@@ -51,6 +51,7 @@ new_cluster() {
 
 pid_of() { fuser "$work/$1/$2.lock" 2>/dev/null | awk '{print $1}'; }
 kill_daemon() { kill -KILL "$(pid_of "$1" "$2")"; }
+
 hosts_make
 mkdir -m 700 "$work/A" "$work/B" "$work/C"
 new_cluster "a=$address_A" "b=$address_B" "c=$address_C"

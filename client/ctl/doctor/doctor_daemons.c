@@ -23,6 +23,7 @@
 #include "client/session/where.h"
 #include "client/shd.h"
 #include "proto/base/dir.h"
+#include "proto/share/cluster.h"
 #include "proto/share/fdpass.h"
 
 /* -- Service manager --------------------------------------------------------------------------- */
@@ -244,18 +245,22 @@ static void check_socket(struct doctor *d, const char *device)
     }
 }
 
-/* What it says of itself is shown where it is known, and nothing of it else. */
+/* Its bulk is shown where it is known: another build's may be one that is not. One of before there
+ * was a choice says none. */
 static void check_relay_status(struct doctor *d, const char *body)
 {
     json_t *status = json_loads(body, 0, NULL);
     const char *bulk = json_string_value(json_object_get(status, "bulk"));
     if (status == NULL)
         doctor_fail(d, "restart the relay", "relay: its /status is no JSON");
-    else if (bulk != NULL && strcmp(bulk, "ucx, not encrypted") == 0)
+    else if (bulk != NULL && strcmp(bulk, CLUSTER_UCX_SAID) == 0)
         doctor_warn(d, "`shardctl keys bulk FILE tcp`, unless the hosts' network is theirs alone",
-                    "relay: answers, bulk ucx, not encrypted");
+                    "relay: answers, bulk " CLUSTER_UCX_SAID);
+    else if (bulk != NULL && strcmp(bulk, CLUSTER_TCP_SAID) != 0)
+        doctor_warn(d, "use the relay's own shardctl",
+                    "relay: answers, with a bulk not known here");
     else
-        doctor_ok(d, "relay: answers, bulk tcp, by TLS 1.3");
+        doctor_ok(d, "relay: answers, bulk " CLUSTER_TCP_SAID);
     json_decref(status);
 }
 

@@ -80,7 +80,7 @@ int plan_hosts_parse(struct plan_ask *ask, struct plan_hosts *ret_hosts, struct 
                              "--replicas %" PRIu32
                              " is of several hosts: it needs --host, of each, or --hosts",
                              ask->replicas);
-    r = check_sum("daemons", daemons, ask->daemons * ask->replicas, SHD_OWNERS_MAX, e);
+    r = check_sum("daemons", daemons, ask->daemons, SHD_OWNERS_MAX, e);
     if (r == SHD_OK)
         r = check_sum("workers", workers, ask->workers == 1 ? 0 : ask->workers, SHD_MICROS_MAX, e);
     if (r == SHD_OK)

@@ -60,7 +60,11 @@ int plan_scale_parse(struct plan_ask *ask, struct shd_err *e)
         return err_set(e, SHD_EINVAL,
                        "--hosts %" PRIu32 " --gpus %" PRIu32 ": %" PRIu64 " daemons, at most %u",
                        s->hosts, s->gpus, all, SHD_OWNERS_MAX);
-    if (ask->daemons != 0 && ask->daemons * ask->replicas != all)
+    if (all % ask->replicas != 0)
+        return err_set(e, SHD_EINVAL,
+                       "--replicas 2: %" PRIu64 " daemons make no pairs, they have to be even",
+                       all);
+    if (ask->daemons != 0 && ask->daemons != all)
         return err_set(e, SHD_EINVAL,
                        "--hosts and --gpus: %" PRIu64 " daemons, --daemons says %" PRIu32, all,
                        ask->daemons);

@@ -164,7 +164,7 @@ static int set_bulk(const char *file, char **words, int count, bool bare, struct
 static void list_hosts(const char *file, const struct cluster *cluster)
 {
     if (cluster->bulk == CLUSTER_UCX)
-        printf("bulk ucx, not encrypted\n");
+        puts("bulk " CLUSTER_UCX_SAID);
     for (uint32_t i = 0; i < cluster->count; i++) {
         const struct cluster_host *host = &cluster->hosts[i];
         char path[PATH_BYTES];

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -194,6 +195,60 @@ TEST(directory_that_others_can_write_to_is_a_failure)
         EXPECT_EQ(doctor(args), cases[i].code);
         EXPECT_STR(level_of("runtime", dir), cases[i].level);
     }
+    rmdir(dir);
+}
+
+struct answering { /* a relay's /status, once */
+    int fd;
+    const char *body;
+};
+
+static void *answer_main(void *arg)
+{
+    const struct answering *a = arg;
+    char text[500];
+    const int fd = accept4(a->fd, NULL, NULL, SOCK_CLOEXEC);
+    if (fd < 0 || recv(fd, text, sizeof text, 0) <= 0)
+        return NULL;
+    const int bytes = snprintf(text, sizeof text,
+                               "HTTP/1.1 200 OK\r\nContent-Length: %zu\r\n"
+                               "Connection: close\r\n\r\n%s",
+                               strlen(a->body), a->body);
+    send(fd, text, (size_t)bytes, MSG_NOSIGNAL);
+    close(fd);
+    return NULL;
+}
+
+/* Of builds of before and after, too. test_hosts has real ones. */
+TEST(relay_is_asked_how_parameters_cross)
+{
+    static const char *const cases[][3] = {
+        { "{\"bulk\": \"tcp, by TLS 1.3\"}", "answers, bulk tcp, by TLS 1.3", "ok" },
+        { "{\"bulk\": \"ucx, not encrypted\"}", "answers, bulk ucx, not encrypted", "warn" },
+        { "{}", "answers, bulk tcp, by TLS 1.3", "ok" },
+        { "{\"bulk\": \"pigeons\"}", "with a bulk not known here", "warn" },
+        { "pigeons", "is no JSON", "fail" },
+    };
+    struct sockaddr_un at = { .sun_family = AF_UNIX };
+    char dir[128], args[200];
+    dir_new(dir, "relay");
+    snprintf(args, sizeof args, "--runtime-dir %s", dir);
+    snprintf(at.sun_path, sizeof at.sun_path, "%.90s/relay.status", dir);
+    struct answering a = { .fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0) };
+    EXPECT(bind(a.fd, (struct sockaddr *)&at, sizeof at) == 0 && listen(a.fd, 4) == 0);
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        pthread_t thread;
+        a.body = cases[i][0];
+        CHECK(pthread_create(&thread, NULL, answer_main, &a) == 0);
+        const int code = doctor(args);
+        pthread_join(thread, NULL);
+        EXPECT_STR(level_of("daemons", cases[i][1]), cases[i][2]);
+        EXPECT_EQ(code, strcmp(cases[i][2], "fail") == 0);
+    }
+    close(a.fd);
+    EXPECT_EQ(doctor(args), 0); /* nobody is there any more */
+    EXPECT_STR(level_of("daemons", "relay: "), "warn");
+    unlink(at.sun_path);
     rmdir(dir);
 }
 

@@ -169,7 +169,7 @@ TEST(replicas_cross_as_often_as_there_are_copies_elsewhere)
     json_decref(root);
     expect_plan(EXAMPLE " --replicas 2 --hosts 2 --gpus 2", 0,
                 "2 hosts with 2 daemons and workers each, each slice on two");
-    expect_plan(EXAMPLE " --replicas 2 --host a:1:1 --host b:1:1", 0,
+    expect_plan(EXAMPLE " --replicas 2 --host a:1:1 --host b:1:1 --daemons 2", 0,
                 "Owner memory, 2 daemons, two for each slice:");
 }
 
@@ -180,7 +180,8 @@ TEST(hosts_that_do_not_fit_are_refused)
         { "--replicas 2 --host a:2:1", "'a' alone has devices" },
         { "--replicas 2 --host a:1:1 --host b:1:1 --host c:1:1", "3 devices make no pairs" },
         { "--replicas 2 --host a:3:1 --host b:1:1", "'a' has 3 of 4 devices" },
-        { "--replicas 2 --host a:1:1 --host b:1:1 --daemons 2", "--host: 2 daemons, --daemons" },
+        { "--replicas 2 --host a:1:1 --host b:1:1 --daemons 1",
+          "--host: 2 daemons, --daemons says 1" },
         { "--replicas 2 --host a:200:1 --host b:200:1", "more than a cluster file has room for" },
         { "--host a", "'a' is not NAME:DAEMONS:WORKERS" },
         { "--host a:1", "'a:1' is not" },
@@ -294,6 +295,8 @@ TEST(hosts_that_are_alike_and_do_not_fit_are_refused)
         { "--bandwidth 8", 1, "--bandwidth is of a network: it needs --hosts" },
         { "--latency 8", 1, "--latency is of a network" },
         { "--hosts 2 --gpus 2 --latency 8", 1, "--latency 8 without --bandwidth" },
+        { "--replicas 2 --hosts 3 --gpus 1", 1, "3 daemons make no pairs, they have to be even" },
+        { "--replicas 2 --hosts 2 --gpus 2 --daemons 2", 1, "4 daemons, --daemons says 2" },
         { "--hosts 1 --gpus 2", 2, "hosts" },
         { "--hosts 2 --gpus 0", 2, "gpus" },
         { "--hosts 2 --gpus 2 --bandwidth 0", 2, "bandwidth" },
