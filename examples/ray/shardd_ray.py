@@ -19,6 +19,7 @@ An actor on each host, detached and spread by a placement group, finds or starts
 is not what they live by: neither its end nor its raylet's ends them. shardctl has to be in the PATH of every raylet.
 """
 import argparse
+import glob
 import itertools
 import json
 import os
@@ -226,20 +227,42 @@ class Host:
 class Program:
     """A worker of any language: killed, or its host lost, it is started again by Ray, and goes on where the others are."""
 
+    def __init__(self):
+        self.running = False
+
     @ray.method(max_task_retries=-1, retry_exceptions=True)
     def run(self, command, patient, **environment):
-        """patient: until this node has daemons, of which it may be about to take over some."""
-        while patient and not answers(environment['SHARDD_ADDRESS'].partition('?')[0] + '/relay.status'):
-            time.sleep(1)
-        code = subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
-        if code == -signal.SIGKILL:  # not to be started again here: a raylet that ends kills the program before this actor
-            raise InterruptedError(f'{command[0]} was killed')
-        return code
+        """patient: until this node has daemons, of which it may be about to take over some; again, where they were lost meanwhile."""
+        while True:
+            while patient and (there := sockets(environment['SHARDD_ADDRESS'])) is None:
+                time.sleep(1)
+            self.running = True
+            code = subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
+            self.running = False
+            if code == -signal.SIGKILL:  # not to be started again here: a raylet that ends kills the program before this actor
+                raise InterruptedError(f'{command[0]} was killed')
+            if code == 0 or not patient or sockets(environment['SHARDD_ADDRESS']) == there:
+                return code
+            print(f'{command[0]} ended with {code}, and its daemons were lost: again', file=sys.stderr, flush=True)
+
+    def runs(self):
+        return self.running
 
 
-def answers(path):
-    with socket.socket(socket.AF_UNIX) as one:
+def answers(path, kind=socket.SOCK_STREAM):
+    with socket.socket(socket.AF_UNIX, kind) as one:
         return one.connect_ex(path) == 0
+
+
+def sockets(address):
+    """Which ones are there; others are, where daemons began again. None: not all answer."""
+    directory = address.partition('?')[0]
+    paths = sorted(glob.glob(f'{directory}/*.sock'))
+    try:
+        there = [(path, at.st_ino, at.st_ctime_ns) for path in [f'{directory}/relay.status', *paths] for at in [os.stat(path)]]
+    except FileNotFoundError:
+        return None
+    return there if answers(f'{directory}/relay.status') and all(answers(path, socket.SOCK_SEQPACKET) for path in paths) else None
 
 
 def reachable(address):
@@ -320,15 +343,17 @@ def stop(timeout=60):
         ray.kill(actor)
 
 
-def results(calls, patient):
+def results(workers, calls, patient):
     """{rank: what it ended with}. patient: where one has ended well training is over, for a worker that waits for daemons, too."""
     codes, left = {}, calls
     while left:
         over = patient and 0 in codes.values()
-        done, left = ray.wait(left, num_returns=len(left) if over else 1, timeout=60 if over else None)
+        done, left = ray.wait(left, timeout=60 if over else None)
         codes.update((calls.index(call), ray.get(call)) for call in done)
-        if over:
-            break
+        if over and not done:
+            asked = [workers[calls.index(call)].runs.remote() for call in left]
+            if not any(map(ray.get, ray.wait(asked, num_returns=len(asked), timeout=60)[0])):
+                break
     return codes
 
 
@@ -350,16 +375,16 @@ def main():
                   replicas=options.replicas)
     for host in hosts:
         print(host['node'], host['address'], flush=True)
-    world, ended = options.workers * len(hosts) if options.command else 0, []
+    world, workers, ended = options.workers * len(hosts) if options.command else 0, [], []
     for rank in range(world):
         host = hosts[rank % len(hosts)]  # first; where that is lost, another one, which has the same address
-        worker = ray.remote(Program).options(
-            num_cpus=1, max_restarts=-1, max_task_retries=-1,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(host['node'], soft=True)).remote()
-        ended.append((worker, worker.run.remote(
+        workers.append(ray.remote(Program).options(
+            num_cpus=1, max_restarts=-1, max_task_retries=-1, max_concurrency=2,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(host['node'], soft=True)).remote())
+        ended.append(workers[-1].run.remote(
             options.command, bool(options.replicas), SHARDD_ADDRESS=host['address'], RANK=str(rank), WORLD_SIZE=str(world),
-            LOCAL_RANK=str(rank // len(hosts)), LOCAL_WORLD_SIZE=str(options.workers))))
-    codes = results([result for _, result in ended], options.replicas)
+            LOCAL_RANK=str(rank // len(hosts)), LOCAL_WORLD_SIZE=str(options.workers)))
+    codes = results(workers, ended, options.replicas)
     for rank, code in codes.items():
         if code:
             print(f'rank {rank}: {options.command[0]} ended with {code}', file=sys.stderr)

@@ -302,6 +302,8 @@ def replicas(cluster, bin_dir):
     os.kill(keeper, signal.SIGSTOP)
     for pid in cluster.nodes[other].pids('^[^ ]*shardd ') + [keeper]:
         os.kill(pid, signal.SIGKILL)
+    for pid in cluster.nodes[other].pids('^shd-gpt '):
+        os.kill(pid, signal.SIGHUP)  # as one that gives its daemons up, before another node's fill them
     soon('a host whose daemons were killed is filled', lambda: filled(other))
     go_on(cluster, 3, spare)
     if driver.poll() is not None:
@@ -313,8 +315,10 @@ def replicas(cluster, bin_dir):
         os.kill(pid, signal.SIGKILL)
     soon('the end of the workers', lambda: driver.poll() is not None)
     got = set(re.findall('^digest .* step=1500$', ''.join(node.printed() for node in cluster.nodes), re.M))
-    if driver.returncode != 0 or got != {want}:
-        fail(f'the driver ended with {driver.returncode}; wanted {want}, got {got}')
+    with open(f'{cluster.work}/driver.out', encoding='utf-8', errors='replace') as out:
+        ended = re.findall('^rank .* ended with .*', out.read(), re.M)
+    if driver.returncode != 0 or got != {want} or ended:
+        fail(f'the driver ended with {driver.returncode}; wanted {want}, got {got}, and {ended}')
     print('  same digest')
     cluster.driver('--stop')
     left = os.listdir(shared) + [name for i in (other, spare) for name in os.listdir(cluster.nodes[i].root('/run'))
