@@ -27,6 +27,7 @@ PACE = int(os.environ.get('SHD_TEST_PACE', '1'))
 HANG_S = int(os.environ.get("HANG_S", "300")) * PACE
 PATIENCE_S = 5 * PACE
 SHORT_S = 1.0           # a cut that nobody is put out for
+STEP_S = 0.03  # at least, of all workers together: on a quick machine, too, a run lasts until its kills are made
 NETWORK = '10.88.0'
 STEP = re.compile(rb'^step (\d+)/', re.MULTILINE)
 
@@ -133,7 +134,7 @@ class Run:
                    SHARDD_REPLICA_PATIENCE=str(PATIENCE_S))
         with open(self.path(f'worker_{rank}.out'), 'ab') as out, open(self.path(f'worker_{rank}.err'), 'ab') as err:
             self.workers[rank] = subprocess.Popen(
-                [*self.on(host), self.tool('shd-gpt'), *MODEL, '--elastic', '--slow', '2', '--steps', str(self.o.steps)],
+                [*self.on(host), self.tool('shd-gpt'), *MODEL, '--elastic', '--slow', f'{self.o.slow:.1f}', '--steps', str(self.o.steps)],
                 env=env, stdout=out, stderr=err)
 
     def end(self):
@@ -336,12 +337,15 @@ class Run:
 
 
 def undisturbed(o):
+    """Its digest, and o.slow by the time it takes."""
+    start = time.monotonic()
     run = subprocess.run([os.path.join(o.bin, 'shd-gpt'), *MODEL, '--standalone', '--steps', str(o.steps)], capture_output=True,
                          text=True, check=False)
     if run.returncode:
         sys.stderr.write(run.stderr[-4000:])
         say(f'the undisturbed run ended with {run.returncode}')
         sys.exit(1)
+    o.slow = min(max(STEP_S * o.hosts * o.steps / (time.monotonic() - start), 2), 1000)
     return run.stdout.splitlines()[-1]
 
 
