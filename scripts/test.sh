@@ -78,7 +78,7 @@ get_torch() {
 # the order of events, and words. (client_again is the other way round: a part in dev, all in release.)
 held_in_dev='adopt|adopt_state|arbiter.*|chaos_elastic|chaos_hosts|checkpoint_bad|checkpoint_ctl|client_follow|client_fork'
 held_in_dev+='|client_kept|client_lease|client_membe.*|client_open|client_parts|client_put.*|client_read|client_reset|client_session|client_sizes'
-held_in_dev+='|client_waits|client_withdraw|client_wrong|commit_steps|ctl|ctl_doctor|ctl_drain|ctl_keeper|ctl_meter|ctl_pairs'
+held_in_dev+='|client_waits|client_withdraw|client_wrong|commit_steps|configure_bare|ctl|ctl_doctor|ctl_drain|ctl_keeper|ctl_meter|ctl_pairs'
 held_in_dev+='|ctl_plan|ctl_reshard|ctl_status|ctl_top|ctl_up|cuda_faults|cuda_share|elastic|emulate_trail|fault'
 held_in_dev+='|faults|fuzz_.*|gpu_client|gpu_client_faults|gpu_daemon_ctl|gpu_stream|host_replicas|hosts_many|hosts_ucx|hosts_refill|hosts_reshard|house.*|http|log|log_lines'
 held_in_dev+='|adopt_file|adopt_state_file|client_kept_file|client_rewind_file'
