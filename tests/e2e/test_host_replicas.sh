@@ -140,6 +140,14 @@ rm "$work/B.address"
 twice B
 soon "B" is_ready B
 expect "$work/host_b.log" "this host, 'b', is out in view 1 of the arbiter"
+# One that is in has the others believe that it has what it had.
+if grep -q "begin empty" "$work"/host_*.log; then fail "$(grep -h "begin empty" "$work"/host_*.log)"; fi
+kill -TERM "${relays[A]}"
+soon "the end of A" is_gone "${relays[A]}"
+rm "$work/A.address"
+twice A
+soon "A" is_ready A
+expect "$work/host_a.log" "this host, 'a', is in by view 1 of the arbiter, and its daemons begin empty: .*\`shardctl hosts --out a\`"
 # A keeper that is killed leaves the file, and one without replicas takes it away.
 keeper=${relays[C]}
 kill -STOP "$keeper"

@@ -56,6 +56,11 @@ int host_replicas_begin(const struct host_replicas *h, const char *dir, const ch
         ctl_say("this host, '%s', is out in view %" PRIu64
                 " of the arbiter: workers go on by the other copies",
                 name, view.number);
+    else if (r == SHD_OK && view.number > 0 && replicas_by_name(&h->told, name) != NULL)
+        ctl_say("this host, '%s', is in by view %" PRIu64
+                " of the arbiter, and its daemons begin empty: if they had slices before, put it "
+                "out (`shardctl hosts --out %s`, on any host), so that it is filled",
+                name, view.number, name);
     arbiter_view_free(&view);
     return r == SHD_OK ? replicas_write(dir, &h->told, e) : r;
 }
