@@ -47,6 +47,7 @@ FENCED = '''cluster=$1 at=$2; shift 2; trap 'kill "$host"' TERM; "$@" & host=$!
                 case $all in *" $at "*) ;; *) echo "another node has the place of $at" >&2; kill "$host" ;; esac
             done'''
 LOST_S = 15  # that a host's relay does not answer
+TRIES = 5  # of a worker, with replicas
 
 
 class Host:
@@ -232,18 +233,21 @@ class Program:
 
     @ray.method(max_task_retries=-1, retry_exceptions=True)
     def run(self, command, patient, **environment):
-        """patient: until this node has daemons, of which it may be about to take over some; again, where they were lost meanwhile."""
-        while True:
-            while patient and (there := sockets(environment['SHARDD_ADDRESS'])) is None:
+        """patient: until this node has daemons, of which it may be about to take over some; and again where it fails, as it does
+        when daemons are lost and their host is filled anew."""
+        for left in reversed(range(TRIES if patient else 1)):
+            while patient and not all_answer(environment['SHARDD_ADDRESS']):
                 time.sleep(1)
             self.running = True
             code = subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
             self.running = False
             if code == -signal.SIGKILL:  # not to be started again here: a raylet that ends kills the program before this actor
                 raise InterruptedError(f'{command[0]} was killed')
-            if code == 0 or not patient or sockets(environment['SHARDD_ADDRESS']) == there:
-                return code
-            print(f'{command[0]} ended with {code}, and its daemons were lost: again', file=sys.stderr, flush=True)
+            if code == 0 or left == 0:
+                break
+            print(f'{command[0]} ended with {code}: again, at most {left} times', file=sys.stderr, flush=True)
+            time.sleep(TRIES - left)
+        return code
 
     def runs(self):
         return self.running
@@ -254,15 +258,10 @@ def answers(path, kind=socket.SOCK_STREAM):
         return one.connect_ex(path) == 0
 
 
-def sockets(address):
-    """Which ones are there; others are, where daemons began again. None: not all answer."""
+def all_answer(address):
+    """The relay, and the sockets of all daemons, here or elsewhere, that it or they themselves have bound."""
     directory = address.partition('?')[0]
-    paths = sorted(glob.glob(f'{directory}/*.sock'))
-    try:
-        there = [(path, at.st_ino, at.st_ctime_ns) for path in [f'{directory}/relay.status', *paths] for at in [os.stat(path)]]
-    except FileNotFoundError:
-        return None
-    return there if answers(f'{directory}/relay.status') and all(answers(path, socket.SOCK_SEQPACKET) for path in paths) else None
+    return answers(f'{directory}/relay.status') and all(answers(path, socket.SOCK_SEQPACKET) for path in glob.glob(f'{directory}/*.sock'))
 
 
 def reachable(address):
@@ -344,16 +343,17 @@ def stop(timeout=60):
 
 
 def results(workers, calls, patient):
-    """{rank: what it ended with}. patient: where one has ended well training is over, for a worker that waits for daemons, too."""
-    codes, left = {}, calls
-    while left:
-        over = patient and 0 in codes.values()
-        done, left = ray.wait(left, timeout=60 if over else None)
+    """{rank: what it ended with}. patient: without those that wait for daemons, where nobody else has run for a minute since one
+    ended, or for ten: training is over then, or the model is lost."""
+    codes, left, idle = {}, calls, 0
+    while left and idle < (1 if codes else 10):
+        done, left = ray.wait(left, timeout=60 if patient else None)
         codes.update((calls.index(call), ray.get(call)) for call in done)
-        if over and not done:
-            asked = [workers[calls.index(call)].runs.remote() for call in left]
-            if not any(map(ray.get, ray.wait(asked, num_returns=len(asked), timeout=60)[0])):
-                break
+        asked = [workers[calls.index(call)].runs.remote() for call in left if not done]
+        if done or any(map(ray.get, ray.wait(asked, num_returns=len(asked), timeout=60)[0])):
+            idle = 0
+        else:
+            idle += 1
     return codes
 
 
@@ -385,10 +385,11 @@ def main():
             options.command, bool(options.replicas), SHARDD_ADDRESS=host['address'], RANK=str(rank), WORLD_SIZE=str(world),
             LOCAL_RANK=str(rank // len(hosts)), LOCAL_WORLD_SIZE=str(options.workers)))
     codes = results(workers, ended, options.replicas)
-    for rank, code in codes.items():
-        if code:
-            print(f'rank {rank}: {options.command[0]} ended with {code}', file=sys.stderr)
-    return int(0 not in codes.values() if options.replicas and codes else any(codes.values()))
+    for rank in range(world):
+        if codes.get(rank) != 0 and (rank in codes or 0 not in codes.values()):
+            said = f'ended with {codes[rank]}' if rank in codes else 'waits for daemons, and nobody trains'
+            print(f'rank {rank}: {options.command[0]} {said}', file=sys.stderr)
+    return int(0 not in codes.values() if options.replicas and world else any(codes.values()))
 
 
 if __name__ == '__main__':

@@ -255,9 +255,52 @@ def given(cluster):
 
 
 WORKER = '''#!/bin/sh
+[ ! -e "${0%/*}/impatient" ] || export SHARDD_REPLICA_PATIENCE=1
 [ -e "${0%/*}/fast" ] || set -- "$@" --slow 20
 exec shd-gpt "$@"
 '''
+
+
+def hosts_of(cluster):
+    return [i for i, node in enumerate(cluster.nodes) if node.pids('^shardctl host ')]
+
+
+def train_with_replicas(cluster, shared, model):
+    with open(f'{cluster.work}/driver.out', 'wb') as out:
+        return subprocess.Popen(cluster.nodes[0].words(
+            'python3', f'{EXAMPLE}/shardd_ray.py', '--hosts', '2', '--replicas', shared, '--', f'{cluster.work}/worker', '--elastic', *model),
+            stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+
+def lose_daemons(nodes):
+    """With their keepers; and workers there give them up, which they would do in half a minute."""
+    soon('a worker on each', lambda: all(node.pids('^shd-gpt ') for node in nodes))
+    keepers = [node.pids('^shardctl host ')[0] for node in nodes]
+    for pid in keepers:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in [pid for node in nodes for pid in node.pids('^[^ ]*shardd ')] + keepers:
+        os.kill(pid, signal.SIGKILL)
+    for pid in [pid for node in nodes for pid in node.pids('^shd-gpt ')]:
+        os.kill(pid, signal.SIGHUP)
+
+
+def lose_all(cluster, shared, model):
+    """No copy is left: one host begins empty, and is out; the other does not, and its worker waits. The driver ends all the same."""
+    driver = train_with_replicas(cluster, shared, model)
+    soon('daemons on two nodes', lambda: len(hosts_of(cluster)) == 2)
+    there = hosts_of(cluster)
+    soon('a model', lambda: step(cluster, there[0]) >= 3)
+    soon('what puts a host out', lambda: os.path.exists(f'{shared}/shardd-ray/known/replicas.json'))
+    with open(f'{cluster.work}/impatient', 'w', encoding='ascii'):
+        pass
+    lose_daemons([cluster.nodes[i] for i in there])
+    soon('the end of the driver', lambda: driver.poll() is not None)
+    with open(f'{cluster.work}/driver.out', encoding='utf-8', errors='replace') as out:
+        said = sorted(re.findall('^rank [01]: .*/worker (ended with|waits for daemons, and nobody trains)', out.read(), re.M))
+    if driver.returncode != 1 or said != ['ended with', 'waits for daemons, and nobody trains']:
+        fail(f'all daemons lost: the driver ended with {driver.returncode}, and said {said}')
+    print('  all daemons of both killed: the run ends with an error')
+    cluster.driver('--stop')
 
 
 def replicas(cluster, bin_dir):
@@ -276,14 +319,10 @@ def replicas(cluster, bin_dir):
         if why not in (said := first.tried('python3', f'{EXAMPLE}/shardd_ray.py', '--hosts', '2', *words)):
             fail(f'no refusal {why}: {said}')
         cluster.driver('--stop')
-    with open(f'{cluster.work}/driver.out', 'wb') as out:
-        # pylint: disable-next=consider-using-with
-        driver = subprocess.Popen(first.words(
-            'python3', f'{EXAMPLE}/shardd_ray.py', '--hosts', '2', '--replicas', shared, '--', file.name, '--elastic', *model),
-            stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    driver = train_with_replicas(cluster, shared, model)
 
     def hosts():
-        return [i for i, node in enumerate(cluster.nodes) if node.pids('^shardctl host ')]
+        return hosts_of(cluster)
 
     def filled(node):
         return 'is in again' in cluster.nodes[node].read('/run/shardd.ray/log')
@@ -298,12 +337,7 @@ def replicas(cluster, bin_dir):
     soon('a spare node in the place of the lost one, and filled', lambda: filled(spare))
     go_on(cluster, 3, spare)
     print(f'  with replicas node {lost} is lost: node {spare} is filled in its place')
-    keeper = cluster.nodes[other].pids('^shardctl host ')[0]
-    os.kill(keeper, signal.SIGSTOP)
-    for pid in cluster.nodes[other].pids('^[^ ]*shardd ') + [keeper]:
-        os.kill(pid, signal.SIGKILL)
-    for pid in cluster.nodes[other].pids('^shd-gpt '):
-        os.kill(pid, signal.SIGHUP)  # as one that gives its daemons up, before another node's fill them
+    lose_daemons([cluster.nodes[other]])
     soon('a host whose daemons were killed is filled', lambda: filled(other))
     go_on(cluster, 3, spare)
     if driver.poll() is not None:
@@ -325,6 +359,8 @@ def replicas(cluster, bin_dir):
                                  if name.startswith('shardd')]
     if left or hosts():
         fail(f'--stop leaves {left}, hosts on {hosts()}')
+    os.remove(f'{cluster.work}/fast')
+    lose_all(cluster, shared, model)
 
 
 def in_one_process(bin_dir, model):
