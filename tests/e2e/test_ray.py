@@ -268,7 +268,8 @@ def hosts_of(cluster):
 def train_with_replicas(cluster, shared, model):
     with open(f'{cluster.work}/driver.out', 'wb') as out:
         return subprocess.Popen(cluster.nodes[0].words(
-            'python3', f'{EXAMPLE}/shardd_ray.py', '--hosts', '2', '--replicas', shared, '--', f'{cluster.work}/worker', '--elastic', *model),
+            'python3', f'{EXAMPLE}/shardd_ray.py', '--hosts', '2', '--replicas', shared, '--', f'{cluster.work}/worker', '--elastic',
+            *model),
             stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
 
 
