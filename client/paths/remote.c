@@ -39,6 +39,7 @@
 #include "client/paths/whole.h"
 #include "client/session/blame.h"
 #include "client/session/hub.h"
+#include "client/session/membership.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
@@ -440,6 +441,26 @@ static int ask_again(struct shd_model *m, struct link *link, uint32_t slots,
     return r;
 }
 
+/* A host that is out may have begun anew, with a state of its own, before this session has let go
+ * of it: that one is lost, and what it says is no reason to end. */
+static int check_successor(const struct shd_model *m, const struct map_layout *before,
+                           const struct link *link, const struct map_layout *layout,
+                           struct shd_err *e)
+{
+    int r = check_restore(m, before, link, layout, e);
+    if (r == SHD_OK)
+        r = check_step(m, link, layout, e);
+    if (r == SHD_OK)
+        r = check_instance(m, before, link, layout, e);
+    if (r == SHD_OK)
+        r = check_device(before, link, layout, e);
+    if (r == SHD_OK || !membership_lost(link->hub, link))
+        return r;
+    if (e != NULL)
+        e->code = SHD_EGONE;
+    return SHD_EGONE;
+}
+
 static int reopen_model(struct shd_model *m, struct link *link, struct shd_err *e)
 {
     struct map_owner *owner = &m->map->owners[link->index];
@@ -452,13 +473,7 @@ static int reopen_model(struct shd_model *m, struct link *link, struct shd_err *
     int r = ask_again(m, link, owner->has_inbox ? m->map->view_slots : 0, &layout, e);
     if (r != SHD_OK)
         return reopen_failed(m, link, r, e);
-    r = check_restore(m, &owner->layout, link, &layout, e);
-    if (r == SHD_OK)
-        r = check_step(m, link, &layout, e);
-    if (r == SHD_OK)
-        r = check_instance(m, &owner->layout, link, &layout, e);
-    if (r == SHD_OK)
-        r = check_device(&owner->layout, link, &layout, e);
+    r = check_successor(m, &owner->layout, link, &layout, e);
     if (r != SHD_OK)
         return r;
     struct transfer *transfer = m->copy != NULL ? m->copy->transfer : NULL;

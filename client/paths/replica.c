@@ -108,10 +108,14 @@ int replica_check(const struct shd_model *m, struct shd_err *e)
 
 /* -- An owner that is lost --------------------------------------------------------------------- */
 
-/* Has the replica published what this worker may be reading? */
+/* Has the replica published what this worker may be reading? Or gone back meanwhile: then this
+ * worker does, too, and reads all anew (rewind_seen()). */
 static bool has_caught_up(const struct shd_model *m, uint32_t owner)
 {
     const struct map_owner *o = &m->map->owners[m->map->owner_count + owner];
+    uint64_t to;
+    if (board_rewound(o->board.base, &to) > m->map->rewound)
+        return true;
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
         if (o->shards->slice[u].elems > 0 && board_version(o->board.base, u) < m->step)
             return false;

@@ -395,6 +395,17 @@ bool membership_news(struct hub *hub)
     return any;
 }
 
+bool membership_lost(struct hub *hub, const struct link *link)
+{
+    struct membership *m = hub->members.membership;
+    struct shd_err e = { 0 };
+    if (m == NULL)
+        return false;
+    if (read_view(m, &e) != SHD_OK)
+        say_unreachable(m, hub, &e);
+    return link_is_lost(m, link);
+}
+
 void membership_look(struct hub *hub)
 {
     struct membership *m = hub->members.membership;
