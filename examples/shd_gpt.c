@@ -19,6 +19,7 @@
 
 #include "client/run/policy.h"
 #include "examples/gpt/backend_host.h"
+#include "examples/gpt/batch.h"
 #include "examples/gpt/compute.h"
 #include "examples/gpt/cuda/backend_cuda.h"
 #include "examples/gpt/data.h"
@@ -640,7 +641,8 @@ int main(int argc, char **argv)
     }
     if (options.print_spec)
         return train_print_spec(&options);
-    if (train_run(&options, &refused, &signal_number, &e) != SHD_OK) {
+    if (batch_choose(&options, &e) != SHD_OK ||
+        train_run(&options, &refused, &signal_number, &e) != SHD_OK) {
         fflush(stdout);
         fprintf(stderr, "shd-gpt: rank %u: %s\n", options.rank, e.text);
         return refused ? 2 : 1;

@@ -110,9 +110,9 @@ int evaluate_beside(struct compute *c, struct progress *p, struct shd_err *e)
 static int sample_with(struct compute *c, struct progress *p, const float *const *params,
                        struct shd_err *e)
 {
-    const uint64_t count = c->options->sample;
+    const uint64_t count = c->options->sample.bytes;
     const struct sample_options how = { .seed = c->options->seed,
-                                        .temperature = c->options->temperature,
+                                        .temperature = c->options->sample.temperature,
                                         .first = '\n' };
     struct sampler *sampler;
     uint8_t *text = malloc(count);
@@ -174,7 +174,7 @@ int evaluate_finish(struct compute *c, struct progress *p, struct shd_err *e)
     char hex[65];
     uint64_t step;
     int r = evaluate_loss(c, p, e);
-    if (r == SHD_OK && c->options->sample > 0)
+    if (r == SHD_OK && c->options->sample.bytes > 0)
         r = evaluate_sample(c, p, e);
     if (r == SHD_OK)
         r = shd_digest(c->model, hex, &step, e);

@@ -91,8 +91,8 @@ static uint64_t gpt_weight_scratch(const struct gpt *g)
     return mlp > head ? mlp : head;
 }
 
-/* Returns the bytes needed. */
-static uint64_t gpt_carve(struct gpt *g, void *slab)
+/* Returns the bytes needed. slab: NULL to ask for that alone. */
+static uint64_t gpt_carve(struct gpt *g, uint32_t threads, void *slab)
 {
     struct carver c = { .base = slab };
     const uint64_t rows = g->rows, width = rows * g->shape.dim;
@@ -115,12 +115,24 @@ static uint64_t gpt_carve(struct gpt *g, void *slab)
     g->dlow = g->shape.rank > 0 ? carve_reals(&c, rows * g->shape.rank) : NULL;
     g->dnorm2 = g->shape.experts > 0 ? carve_reals(&c, width) : NULL;
     g->dout = g->shape.experts > 0 ? carve_reals(&c, width) : NULL;
-    g->scratch = carve_reals(&c, (uint64_t)pool_threads(g->pool) * ATTENTION_BLOCK * g->shape.seq);
+    g->scratch = carve_reals(&c, (uint64_t)threads * ATTENTION_BLOCK * g->shape.seq);
     g->weight = carve_reals(&c, gpt_weight_scratch(g));
     g->losses = carve(&c, rows * sizeof(double));
     g->tokens = carve(&c, rows);
     g->targets = carve(&c, rows);
     return c.used;
+}
+
+uint64_t gpt_bytes(const struct gpt_shape *shape, uint32_t batch, bool recompute, uint32_t threads)
+{
+    struct gpt g = { .shape = *shape,
+                     .batch = batch,
+                     .rows = (uint64_t)batch * shape->seq,
+                     .recompute = recompute,
+                     .blocks = calloc(shape->layers, sizeof *g.blocks) };
+    const uint64_t bytes = g.blocks != NULL ? gpt_carve(&g, threads, NULL) : 0;
+    free(g.blocks);
+    return bytes;
 }
 
 int gpt_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint32_t batch,
@@ -150,7 +162,7 @@ int gpt_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint
     /* With the limits of gpt_shape_check() this stays far below 2^64. */
     for (int way = 0; way < 2; way++) {
         g->recompute = way == 0 ? !recompute : recompute;
-        g->bytes[g->recompute] = gpt_carve(g, NULL);
+        g->bytes[g->recompute] = gpt_carve(g, pool_threads(pool), NULL);
     }
     g->slab = aligned_alloc(GPT_SLAB_ALIGN, g->bytes[recompute]);
     if (g->slab == NULL) {
@@ -160,7 +172,7 @@ int gpt_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint
                        "no memory for %ju MiB of activations: lower --batch or --seq",
                        (uintmax_t)(bytes >> 20));
     }
-    gpt_carve(g, g->slab);
+    gpt_carve(g, pool_threads(pool), g->slab);
     *ret_gpt = g;
     return SHD_OK;
 }

@@ -34,6 +34,9 @@ int gpt_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint
             bool recompute, struct pool *pool, struct gpt **ret_gpt, struct shd_err *e);
 void gpt_free(struct gpt *g);
 
+/* Bytes of activations and scratch that gpt_new() would allocate; 0: no memory to tell. */
+uint64_t gpt_bytes(const struct gpt_shape *shape, uint32_t batch, bool recompute, uint32_t threads);
+
 /* Bytes of this model's activations and scratch, with or without recompute. */
 uint64_t gpt_activation_bytes(const struct gpt *g, bool recompute);
 

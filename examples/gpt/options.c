@@ -23,6 +23,7 @@
 
 #define INTEGER_MAX       9007199254740992.0 /* 2^53: exact in a double, and in JSON */
 #define UNSET             UINT64_MAX         /* an integer whose default depends on others */
+#define SEQUENCES         "32"               /* of a step, with --batch auto */
 #define STATIC_LOSS_SCALE 1024.0             /* of --loss-scale static */
 
 static const struct options defaults = {
@@ -30,7 +31,7 @@ static const struct options defaults = {
     .dim = 128,
     .heads = 4,
     .seq = 128,
-    .batch = 8,
+    .batch_as = "8",
     .micro_batches = 4,
     .steps = 500,
     .optimizer = { "adamw", "fp32" },
@@ -42,8 +43,7 @@ static const struct options defaults = {
     .seed = 1,
     .eval_every = 100,
     .log_every = UNSET,
-    .sample = 400,
-    .temperature = 0.8,
+    .sample = { 400, 0.8 },
     .threads = UNSET,
     .device = "host",
     .math = "fp32",
@@ -71,8 +71,9 @@ static const struct flag table[] = {
     { "heads", 0, FLAG_U64, "N", "attention heads; divides --dim (4)", &parsed.heads, 1,
       GPT_DIM_MAX },
     { "seq", 0, FLAG_U64, "N", "bytes of context (128)", &parsed.seq, 1, GPT_SEQ_MAX },
-    { "batch", 0, FLAG_U64, "N", "sequences of a micro-batch (8)", &parsed.batch, 1,
-      GPT_BATCH_MAX },
+    { "batch", 0, FLAG_STRING, "N",
+      "sequences of a micro-batch; auto:S: of S in a step (auto: 32) as memory has room for (8)",
+      &parsed.batch_as, 0, 0 },
     { "micro-batches", 0, FLAG_U64, "N", "of a step, shared out over the workers (4)",
       &parsed.micro_batches, 1, 4096 },
     { "steps", 0, FLAG_U64, "N", "train until the model has had this many updates (500)",
@@ -108,9 +109,9 @@ static const struct flag table[] = {
     { "log-every", 0, FLAG_U64, "N", "steps between lines (default a twentieth of --steps)",
       &parsed.log_every, 1, INTEGER_MAX },
     { "sample", 0, FLAG_U64, "N", "bytes of text to print at the end; 0: none (400)",
-      &parsed.sample, 0, 1 << 20 },
+      &parsed.sample.bytes, 0, 1 << 20 },
     { "temperature", 0, FLAG_REAL, "X", "of the sample; 0: always the likeliest byte (0.8)",
-      &parsed.temperature, 0, 100 },
+      &parsed.sample.temperature, 0, 100 },
     { "threads", 0, FLAG_U64, "N", "compute threads (default CPUs / LOCAL_WORLD_SIZE)",
       &parsed.threads, 1, POOL_THREADS_MAX },
     { "device", 0, FLAG_STRING, "WHERE", "where to compute: host, or cuda:N, the Nth GPU (host)",
@@ -424,6 +425,55 @@ static int check_model(struct options *o, const int *words, struct shd_err *e)
     return SHD_OK;
 }
 
+/* -- A step ---------------------------------------------------------------------------------- */
+
+/* Until batch_choose() there are as many micro-batches as can be. */
+static int check_batch_auto(struct options *o, const char *text, struct shd_err *e)
+{
+    char *end = NULL;
+    const unsigned long long s = isdigit((unsigned char)*text) ? strtoull(text, &end, 10) : 0;
+    const uint64_t groups = o->elastic ? 1 : o->world;
+    if (s < 1 || *end != '\0' || s > GPT_BATCH_MAX || s % groups != 0)
+        return err_set(e, SHD_ERANGE,
+                       "--batch %s: S of auto:S is the sequences of a step, from 1 to %d, shared "
+                       "out over %ju worker%s in equal parts",
+                       o->batch_as, GPT_BATCH_MAX, (uintmax_t)groups, groups == 1 ? "" : "s");
+    if (o->micro_batches != defaults.micro_batches)
+        return err_set(e, SHD_EINVAL,
+                       "--batch %s with --micro-batches %ju: how many a step has is what is "
+                       "chosen; leave one of them out",
+                       o->batch_as, (uintmax_t)o->micro_batches);
+    if (o->print_spec || strcmp(o->device, "host") != 0)
+        return err_set(e, SHD_EINVAL,
+                       "--batch %s with %s: what memory has room for is looked at when a model is "
+                       "made, on the host; give a number",
+                       o->batch_as, o->print_spec ? "--print-spec" : "--device");
+    o->chosen.sequences = (uint32_t)s;
+    o->micro_batches = s;
+    o->batch = 1;
+    return SHD_OK;
+}
+
+/* "N", "auto" or "auto:S". */
+static int check_batch(struct options *o, const int *words, struct shd_err *e)
+{
+    (void)words;
+    char *end = NULL;
+    const char *text = o->batch_as;
+    if (strcmp(text, "auto") == 0)
+        return check_batch_auto(o, SEQUENCES, e);
+    if (strncmp(text, "auto:", strlen("auto:")) == 0)
+        return check_batch_auto(o, text + strlen("auto:"), e);
+    const bool digit = isdigit((unsigned char)*text);
+    const unsigned long long n = digit ? strtoull(text, &end, 10) : 0;
+    if (!digit || *end != '\0')
+        return err_set(e, SHD_EINVAL, "--batch '%s' is not a number, auto or auto:S", text);
+    if (n < 1 || n > GPT_BATCH_MAX)
+        return err_set(e, SHD_ERANGE, "--batch %s is out of range: 1 to %d", text, GPT_BATCH_MAX);
+    o->batch = n;
+    return SHD_OK;
+}
+
 /* -- Schedule -------------------------------------------------------------------------------- */
 
 /* A plan says all of this by itself. */
@@ -703,8 +753,8 @@ static int check_device(struct options *o, const int *words, struct shd_err *e)
 static int options_check(struct options *o, struct shd_err *e)
 {
     static int (*const checks[])(struct options *, const int *words, struct shd_err *) = {
-        check_model,  check_schedule,  check_accumulate, check_stop,
-        check_verify, check_precision, check_device,     merge_check,
+        check_model,  check_batch,     check_schedule, check_accumulate, check_stop,
+        check_verify, check_precision, check_device,   merge_check,
     };
     int words[CHOICES] = { 0 };
     int r = check_words(o, words, e);
@@ -733,7 +783,7 @@ int options_parse(int argc, char **argv, struct options *ret_options, struct shd
         if (r != SHD_OK)
             return r;
         options_derive(&o, local_world);
-        o.chosen.host_workers = (uint32_t)local_world;
+        o.chosen.host_workers = o.chosen.local_world = (uint32_t)local_world;
         r = options_check(&o, e);
     }
     if (r == SHD_OK)

@@ -14,6 +14,7 @@
 struct options {
     struct flag_list data;
     uint64_t layers, dim, heads, seq;
+    const char *batch_as;   /* as given: a number, "auto" or "auto:S" */
     uint64_t batch;         /* sequences of a micro-batch */
     uint64_t micro_batches; /* of a step, over all workers */
     uint64_t verify_every;  /* elastic: of so many steps one is verified; 0: none */
@@ -26,8 +27,10 @@ struct options {
     uint64_t seed;
     uint64_t eval_every; /* 0: at the end only */
     uint64_t log_every;
-    uint64_t sample; /* bytes; 0: none */
-    double temperature;
+    struct options_sample {
+        uint64_t bytes; /* 0: none */
+        double temperature;
+    } sample;
     uint64_t threads;
     bool recompute; /* activations of one layer at a time */
     bool standalone, elastic, help, version, print_spec;
@@ -74,6 +77,8 @@ struct options {
         bool gemm_auto;        /* fall back to GEMM_BF16_EMULATED, and say so */
         uint32_t accumulate;   /* a of "local:a" or "host:a"; 1: the owners sum */
         uint32_t host_workers; /* that sum together; 1: each by itself */
+        uint32_t local_world;  /* workers of this host */
+        uint32_t sequences;    /* of a step, of "auto": batch.h has the rest; 0: as given */
         double loss_scale;     /* 1: none; 0: dynamic */
         bool cuda;             /* compute on a GPU, and the session's arrays are there */
         uint32_t device;       /* CUDA ordinal */

@@ -21,6 +21,7 @@ typedef double real;
 #define gemm_run             gpt64_gemm_run
 #define gpt_activation_bytes gpt64_activation_bytes
 #define gpt_backward         gpt64_backward
+#define gpt_bytes            gpt64_bytes
 #define gpt_forward          gpt64_forward
 #define gpt_free             gpt64_free
 #define gpt_loss             gpt64_loss

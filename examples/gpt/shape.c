@@ -483,10 +483,10 @@ char *gpt_spec_json(const struct gpt_shape *shape, const struct gpt_spec *spec)
 {
     /* "o" takes the reference over, also of NULL, which makes json_pack() fail. */
     json_t *root = json_pack(
-        "{s:s, s:I, s:I, s:s, s:s, s:o, s:o, s:o}", "name", "gpt", "seed", (json_int_t)spec->seed,
-        "micro_batches", (json_int_t)spec->micro_batches, "publish", spec_dtype(spec->publish),
-        "grad_dtype", spec_dtype(spec->grad_dtype), "optimizer", spec_optimizer(spec), "groups",
-        spec_groups(spec), "units", spec_units(shape, spec));
+        "{s:s, s:I, s:I, s:s, s:s, s:o, s:o, s:o}", "name", GPT_MODEL_NAME, "seed",
+        (json_int_t)spec->seed, "micro_batches", (json_int_t)spec->micro_batches, "publish",
+        spec_dtype(spec->publish), "grad_dtype", spec_dtype(spec->grad_dtype), "optimizer",
+        spec_optimizer(spec), "groups", spec_groups(spec), "units", spec_units(shape, spec));
     if (root == NULL)
         return NULL;
     if ((spec->accumulate > 1 &&

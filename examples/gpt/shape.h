@@ -26,6 +26,7 @@
 #define GPT_DIM_MAX    16384
 #define GPT_SEQ_MAX    8192
 #define GPT_BATCH_MAX  4096
+#define GPT_MODEL_NAME "gpt"
 
 #define GPT_EXPERTS_MAX 256
 #define GPT_UNITS_MAX   4096 /* of a spec */

@@ -5,7 +5,7 @@
 #
 # Held-out loss in bf16 (native where the CPU can, and emulated) and in fp16 (dynamic loss scale, one
 # overflow injected) is within 1 % of fp32's. The overflow skips its step and no other, and halves
-# the scale. Schedules and options that cannot be had end with code 2 and the reason.
+# the scale. --batch auto trains as the batch that it comes to. Schedules and options that cannot be had end with code 2 and the reason.
 #
 # The figures of docs/numerics.md: tests/unit/examples/gpt/gpt_precision.sh build/release/bin -- --steps 200
 set -eu
@@ -74,6 +74,20 @@ check "ddp under a bound is refused" refused "holds all 4 units" --strategy ddp 
 check "a bound no plan can meet is refused" refused "max_live_units" --max-live-units 1
 check "a loss scale without fp16 is refused" refused "do not underflow" --loss-scale 8
 check "a group that does not divide is refused" refused "must divide" --accumulate local:3
+
+digest_of() { # digest_of COMMAND...: of a short run
+    "$@" --layers 2 --dim 16 --heads 2 --seq 16 --steps 3 --eval-every 0 --sample 0 2>/dev/null |
+        sed -n 's/^digest //p'
+}
+alone=$(digest_of "$bin/shd-gpt" --standalone --batch auto:8)
+shared=$(digest_of "$bin/shardctl" run --daemons 2 --workers 2 -- "$bin/shd-gpt" --batch auto:8)
+same() { # same DIGEST OPTIONS...
+    digest=$1
+    shift
+    [ -n "$digest" ] && [ "$(digest_of "$bin/shd-gpt" --standalone "$@")" = "$digest" ]
+}
+check "a batch that fits is one micro-batch" same "$alone" --batch 8 --micro-batches 1
+check "and one for each worker" same "$shared" --batch 4 --micro-batches 2
 
 check "the spec is one that shardctl plans" \
     sh -c "'$bin/shd-gpt' --print-spec --experts 4 >'$work/spec' && \
