@@ -2,12 +2,15 @@
 #include "client/ctl/plan/plan_auto.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "client/ctl/base/text.h"
 #include "client/ctl/plan/plan_show.h"
 #include "client/plan/plan_cost.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
+#include "proto/spec/spec_json.h"
 
 /* --auto: the decision tree of the field, asked in order with the figures of this
  * model. The first yes decides: each further step holds less in a worker and moves more bytes.
@@ -18,6 +21,10 @@
  *   4. parameters freed as they come        as backward goes on, gradients replace them: zero2
  *   5. parameters shared out as well        zero3 with one unit ahead, then without
  *   6. not one unit                         refused, with what would do
+ *
+ * Then what would do instead is asked of the last question, one at a time: owners in host memory,
+ * moments in 8 bits, state on files, more daemons. The user's to choose: they change where a model
+ * is, or its bits.
  *
  * ddp is never the answer: with optimizer state at the owners in any case, zero1 moves as much and
  * holds no more.
@@ -115,6 +122,93 @@ static json_t *json_answer(const struct question *q, const struct answer *a)
                      (json_int_t)a->worker_bytes, "owner_bytes", (json_int_t)a->owner_bytes,
                      "gpu_bytes", (json_int_t)a->gpu_bytes, "need_bytes", (json_int_t)a->need_bytes,
                      "fits", (int)a->fits);
+}
+
+/* -- What else would do ------------------------------------------------------------------------ */
+
+/* The spec with moments in 8 bits. SHD_EINVAL, SHD_ESPEC: it has them, or an optimizer that cannot.
+ */
+static int spec_of_int8(const struct spec *spec, struct spec **ret_spec, struct shd_err *e)
+{
+    char *json;
+    if (spec->int8)
+        return err_set(e, SHD_EINVAL, "moments are in 8 bits already");
+    int r = spec_dump(spec, &json, e);
+    if (r != SHD_OK)
+        return r;
+    json_t *root = json_loads(json, 0, NULL);
+    free(json);
+    json_object_set_new(json_object_get(root, "optimizer"), "moments", json_string("int8"));
+    char *text = json_dumps(root, JSON_COMPACT);
+    json_decref(root);
+    r = text != NULL ? spec_parse(text, strlen(text), ret_spec, e)
+                     : err_set(e, SHD_ENOMEM, "no memory for a spec");
+    free(text);
+    return r;
+}
+
+static void say_else(const struct plan_ask *ask, const char *text, const struct answer *a,
+                     FILE *out)
+{
+    const struct question q = { .text = text };
+    say(ask, &q, a, out);
+}
+
+static void else_int8(const struct spec *spec, const struct plan_ask *ask, const struct question *q,
+                      FILE *out)
+{
+    struct spec *other;
+    struct answer a;
+    if (spec_of_int8(spec, &other, NULL) != SHD_OK)
+        return;
+    if (try_question(other, ask, q, &a, NULL) == SHD_OK)
+        say_else(ask, "moments in 8 bits (\"moments\": \"int8\" of the spec's optimizer)", &a, out);
+    spec_free(other);
+}
+
+static void else_on_files(const struct spec *spec, const struct plan_ask *ask,
+                          const struct question *q, FILE *out)
+{
+    struct plan_ask other = *ask;
+    struct answer a;
+    other.state_on_file = true;
+    if (!ask->on_gpu && !ask->offload && !ask->state_on_file &&
+        try_question(spec, &other, q, &a, NULL) == SHD_OK)
+        say_else(ask, "the owners' state on files (shardd --state file:DIR)", &a, out);
+}
+
+static void else_offload(const struct spec *spec, const struct plan_ask *ask,
+                         const struct question *q, FILE *out)
+{
+    struct plan_ask other = *ask;
+    struct plan_owners memory = { .total_bytes = 0 }, files = { .total_bytes = 0 };
+    struct answer a;
+    char all[TEXT_BYTES], rest[TEXT_BYTES], on_files[TEXT_BYTES];
+    other.offload = true;
+    if (!ask->on_gpu || ask->offload || try_question(spec, &other, q, &a, NULL) != SHD_OK)
+        return;
+    say_else(&other, "the owners in host memory (--offload)", &a, out);
+    other.state_on_file = true;
+    if (plan_owners(spec, ask, 0, a.slots, &memory, NULL) == SHD_OK &&
+        plan_owners(spec, &other, 0, a.slots, &files, NULL) == SHD_OK)
+        fprintf(out,
+                "       there they take %s or, with the state on files (shardd --state file:DIR), "
+                "%s and %s of files\n",
+                text_size(memory.total_bytes, all), text_size(files.total_bytes, rest),
+                text_size(files.total_file_bytes, on_files));
+}
+
+/* Each by itself, of the last question. */
+static void say_what_else(const struct spec *spec, const struct plan_ask *ask,
+                          const struct question *q, FILE *out)
+{
+    if (out == NULL)
+        return;
+    fprintf(out, "\nwhat else would do, beside that?\n");
+    else_offload(spec, ask, q, out);
+    else_int8(spec, ask, q, out);
+    else_on_files(spec, ask, q, out);
+    fprintf(out, "\n");
 }
 
 /* What the last question would need with so many daemons. */
@@ -223,8 +317,10 @@ int plan_auto(const struct spec *spec, struct plan_ask *ask, FILE *out, json_t *
         if (a.fits)
             break;
     }
-    if (r == SHD_OK && !a.fits)
+    if (r == SHD_OK && !a.fits) {
+        say_what_else(spec, ask, &questions[i - 1], out);
         r = refuse(spec, ask, &a, e);
+    }
     if (r != SHD_OK) {
         json_decref(steps);
         return r;

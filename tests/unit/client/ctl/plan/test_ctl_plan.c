@@ -407,6 +407,28 @@ TEST(auto_refuses_with_what_would_do)
                 " daemons instead of 2");
 }
 
+TEST(auto_says_what_else_would_do)
+{
+    expect_plan(EXAMPLE " --auto --device host --device-memory 22MiB --workers 2", 1,
+                "what else would do, beside that?\n"
+                "  no   moments in 8 bits (\"moments\": \"int8\" of the spec's optimizer)?\n"
+                "       worker 2.0 MiB + owner 21.0 MiB = 23.0 MiB\n"
+                "  no   the owners' state on files (shardd --state file:DIR)?\n"
+                "       worker 2.0 MiB + owner 22.0 MiB = 24.0 MiB\n");
+    expect_plan(EXAMPLE " --auto --device host --device-memory 23.5MiB --workers 2", 1,
+                "  yes  moments in 8 bits");
+    expect_plan(EXAMPLE " --auto --device host --device-memory 22MiB --workers 2 --state file", 1,
+                "is too small");
+    EXPECT(strstr(output, "state on files") == NULL);
+    expect_plan(EXAMPLE " --auto --device-memory 1GiB", 1,
+                "  yes  the owners in host memory (--offload)?\n"
+                "       worker 2.0 MiB + owner 0 B + contexts 544 MiB = 546 MiB\n"
+                "       there they take ");
+    expect_plan(EXAMPLE " --auto --device host --device-memory 22MiB --workers 2 --json", 1,
+                "is too small");
+    EXPECT(strstr(output, "what else") == NULL);
+}
+
 /* On a GPU each process has a context and staging memory, and segments come in granules. */
 TEST(auto_counts_what_a_gpu_takes)
 {
