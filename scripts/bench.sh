@@ -5,6 +5,7 @@
 #             with a trail over without one; --pages: in 4 KiB pages over huge ones;
 #             --against avx2: that instruction set over the widest
 #   step      a training step with daemons, over the same compute without exchange
+#   memory    what each arrangement of memory takes, as predicted and as measured, and its step time
 #   policies  step time, waiting and memory of each strategy and path, with a slow link
 #   elastic   a step of two workers, beside a third one that is slow, or is not
 #   recompute  shd-gpt --recompute: step time and memory, beside without
@@ -41,6 +42,7 @@ case $what in
 update) targets=(bench_update) && command=("$bin/bench_update") ;;
 step | elastic) targets=(shardd shardctl shd-gpt) && script bench_step.py "$what" ;;
 recompute) targets=(shd-gpt) && script bench_step.py "$what" ;;
+memory) targets=(shardd shardctl shd-gpt) && script bench_memory.py ;;
 policies) targets=(shardd shardctl shd-gpt) && script bench_policies.py ;;
 plan) targets=(shardd shardctl shd-gpt) && script bench_plan.py ;;
 checkpoint) targets=(shardd shardctl shd-gpt shd) && script bench_checkpoint.py ;;
@@ -65,7 +67,7 @@ attach)
     ;;
 *)
     usage >&2
-    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, return, bulk, scale, recompute, attach, checkpoint, status, readers, torch, peers"
+    say "unknown benchmark '$what'; known: update, step, memory, policies, plan, elastic, control, return, bulk, scale, recompute, attach, checkpoint, status, readers, torch, peers"
     exit 2
     ;;
 esac

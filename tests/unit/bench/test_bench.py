@@ -96,6 +96,23 @@ class Scale(unittest.TestCase):
         self.assertIn('--hosts 1024 --gpus 8: a model has at most 1024 daemons', done.stderr)
 
 
+class Arrangements(unittest.TestCase):
+    def test_memory_and_bytes_are_as_planned(self):
+        rows = 'one,shared,zero3,bound,bf16,int8,file,accumulate'
+        done = subprocess.run([sys.executable, os.path.join(ROOT, 'bench', 'bench_memory.py'), '--bin', os.path.join(BUILD, 'bin'),
+                               '--json', '--rounds', '1', '--steps', '80', '--rows', rows, '--', '--layers', '2', '--dim', '64',
+                               '--heads', '2', '--seq', '32'], capture_output=True, text=True, timeout=300 * PACE, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = read_figures(done.stdout)
+        for row in rows.split(','):
+            for what in ('worker', 'owner', 'files', 'fetched', 'returned'):
+                planned = found[f'memory.{row}.{what}_plan']['value']
+                self.assertAlmostEqual(found[f'memory.{row}.{what}']['value'], planned, delta=0.005 * max(planned, 1))
+        self.assertLess(found['memory.zero3.worker']['value'], found['memory.shared.worker']['value'])
+        self.assertLess(found['memory.bound.worker']['value'], found['memory.zero3.worker']['value'])
+        self.assertGreater(found['memory.file.files']['value'], 1)
+
+
 class Memory(unittest.TestCase):
     """memory_mb() of two processes that have done what is said."""
     MB = 64
