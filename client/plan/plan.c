@@ -272,8 +272,9 @@ static int check_policy(const struct plan_policy *p, struct shd_err *e)
 {
     if (p->strategy == PLAN_HYBRID)
         return err_set(e, SHD_ENOTSUP,
-                       "strategy hybrid needs replica groups (owners that hold the same slice on "
-                       "several hosts), which this version does not have: take zero3 or zero2");
+                       "strategy hybrid: replica groups are the daemons' (`shardctl host "
+                       "--replicas 2` keeps each slice on two hosts), and no worker's strategy: "
+                       "take zero3 or zero2 beside them");
     if (p->strategy == PLAN_OWN)
         return err_set(
             e, SHD_EINVAL,

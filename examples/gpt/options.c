@@ -385,8 +385,9 @@ static int check_words(const struct options *o, int words[CHOICES], struct shd_e
 {
     if (strcmp(o->strategy, "hybrid") == 0)
         return err_set(e, SHD_ENOTSUP,
-                       "--strategy hybrid needs replica groups, which this version has not: use "
-                       "zero3, or zero2 to fetch once");
+                       "--strategy hybrid: replica groups are the daemons' (shardctl host "
+                       "--replicas 2), and no worker's strategy: use zero3 beside them, or zero2 "
+                       "to fetch once");
     int r = SHD_OK;
     for (int choice = 0; choice < CHOICES && r == SHD_OK; choice++)
         r = find_word(o, choice, &words[choice], e);

@@ -122,28 +122,35 @@ static void take_fetch_type(struct peer_config *c, const json_t *value, struct p
     peer_say(a, PEER_SETS, "--prefetch %s", json_string_value(value));
 }
 
+/* Which copies there are is the daemons' to say. */
+#define HYBRID ": its copies are daemons', `shardctl host --replicas 2` on each host"
+
 static void take_sharding(struct peer_config *c, const json_t *value, struct peer_answer *a)
 {
     static const struct {
         const char *word, *number;
         enum plan_strategy strategy;
+        const char *why;
     } words[] = {
-        { "FULL_SHARD", "1", PLAN_ZERO3 }, { "SHARD_GRAD_OP", "2", PLAN_ZERO2 },
-        { "NO_SHARD", "3", PLAN_DDP },     { "FSDP_ZERO3", "", PLAN_ZERO3 },
-        { "FSDP_ZERO2", "", PLAN_ZERO2 },  { "DDP", "", PLAN_DDP },
+        { "FULL_SHARD", "1", PLAN_ZERO3, "" },
+        { "SHARD_GRAD_OP", "2", PLAN_ZERO2, "" },
+        { "NO_SHARD", "3", PLAN_DDP, "" },
+        { "HYBRID_SHARD", "4", PLAN_ZERO3, HYBRID },
+        { "HYBRID_SHARD_ZERO2", "5", PLAN_ZERO2, HYBRID },
+        { "FSDP_ZERO3", "", PLAN_ZERO3, "" },
+        { "FSDP_ZERO2", "", PLAN_ZERO2, "" },
+        { "DDP", "", PLAN_DDP, "" },
     };
     const bool flag = json_is_boolean(value); /* FSDP2's reshard_after_forward */
     for (size_t i = 0; i < ARRAY_SIZE(words); i++)
         if (word_is(value, words[i].word) || word_is(value, words[i].number)) {
-            set_strategy(c, words[i].strategy, a, "");
+            set_strategy(c, words[i].strategy, a, words[i].why);
             return;
         }
     if (flag)
         set_strategy(c, json_is_true(value) ? PLAN_ZERO3 : PLAN_ZERO2, a, "");
     else
-        peer_say(a, PEER_REFUSED,
-                 "must be FULL_SHARD, SHARD_GRAD_OP or NO_SHARD; HYBRID_SHARD is "
-                 "not built: one set of daemons holds one copy");
+        peer_say(a, PEER_REFUSED, "must be FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD");
 }
 
 static void take_full(struct peer_config *c, const json_t *value, struct peer_answer *a)
@@ -156,6 +163,18 @@ static void take_grad_op(struct peer_config *c, const json_t *value, struct peer
 {
     (void)value;
     set_strategy(c, PLAN_ZERO2, a, "");
+}
+
+static void take_hybrid(struct peer_config *c, const json_t *value, struct peer_answer *a)
+{
+    (void)value;
+    set_strategy(c, PLAN_ZERO3, a, HYBRID);
+}
+
+static void take_hybrid_grad_op(struct peer_config *c, const json_t *value, struct peer_answer *a)
+{
+    (void)value;
+    set_strategy(c, PLAN_ZERO2, a, HYBRID);
 }
 
 static void take_no_shard(struct peer_config *c, const json_t *value, struct peer_answer *a)
@@ -478,8 +497,8 @@ static const struct peer_knob fsdp_knobs[] = {
     { "simple", PEER_SETS, "", take_grad_op },
     { "zero2", PEER_SETS, "", take_grad_op }, /* FSDP_ZERO2, as Giotto has it */
     { "zero3", PEER_SETS, "", take_full },
-    { "hybrid_shard", PEER_REFUSED, "one set of daemons holds one copy", NULL },
-    { "hybrid_shard_zero2", PEER_REFUSED, "one set of daemons holds one copy", NULL },
+    { "hybrid_shard", PEER_SETS, "", take_hybrid },
+    { "hybrid_shard_zero2", PEER_SETS, "", take_hybrid_grad_op },
     { "offload", PEER_SCRIPT, "", take_offload },
     { "auto_wrap", PEER_SCRIPT, "shard(units=\"auto\")", NULL },
     /* Giotto's */

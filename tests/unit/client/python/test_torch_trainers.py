@@ -322,8 +322,8 @@ class Peers(unittest.TestCase):
         settings = sd.from_fsdp(plugin, quiet=True)
         self.assertEqual((settings['policy'], settings['units']),
                          (sd.ZeRO2(prefetch='post', forward_prefetch=0), ['BertLayer']))
-        with self.assertRaisesRegex(libshd.NotSupported, 'hybrid_shard=true: one set of daemons'):
-            sd.from_fsdp('hybrid_shard')
+        self.assertEqual(sd.from_fsdp('hybrid_shard', quiet=True)['policy'], sd.ZeRO3())
+        self.assertEqual(sd.from_fsdp({'sharding_strategy': 'HYBRID_SHARD_ZERO2'}, quiet=True)['policy'], sd.ZeRO2())
 
     def test_units_by_name_and_by_size_change_no_bit(self):
         def work():
@@ -369,7 +369,7 @@ class Peers(unittest.TestCase):
                                       'optimizer': {'type': 'AdamW', 'params': {'lr': 'auto'}}}}))]
         digests.append(run(trained(hf.Trainer, 'hf-peer-stock', max_steps=2, fsdp='shard_grad_op auto_wrap'))[0][1])
         self.assertEqual(len(set(digests)), 1)
-        for more, text in (({'fsdp': 'hybrid_shard'}, 'hybrid_shard'),
+        for more, text in (({'fsdp': 'half_shard'}, 'half_shard'),
                            ({'deepspeed': {'gradient_clipping': 0.5}}, 'clipping is 0.5, the arguments say 1.0'),
                            ({'deepspeed': {'zero_optimization': {'stage': 3, 'zero_hpz_partition_size': 8}}},
                             'zero_hpz_partition_size'),

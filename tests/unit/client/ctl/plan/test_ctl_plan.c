@@ -871,7 +871,9 @@ TEST(fsdps_words_and_files_are_read_when_given)
     expect_plan("--fsdp 'full_shard auto_wrap offload'", 0, "so: --strategy zero3 ");
     expect_plan("--fsdp shard_grad_op", 0, "so: --strategy zero2 ");
     expect_plan("--fsdp FSDP_ZERO2", 0, "so: --strategy zero2 ");
-    expect_plan("--fsdp hybrid_shard", 1, "one set of daemons holds one copy");
+    expect_plan("--fsdp hybrid_shard", 0, "so: --strategy zero3 ");
+    EXPECT_HAS(output, "its copies are daemons', `shardctl host --replicas 2` on each host");
+    expect_plan("--fsdp hybrid_shard_zero2", 0, "so: --strategy zero2 ");
     expect_plan("--fsdp fulshard", 1, "did you mean full_shard");
     expect_peer("--fsdp",
                 "{\"fsdp_config\": {\"fsdp_sharding_strategy\": \"SHARD_GRAD_OP\", "
