@@ -4,7 +4,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from ..errors import InvalidArgument, Misuse, NotSupported, StepReset, WrongStep
 from ..session import Session
 from . import attach, check, layout
 from .buffers import Buffers, Which, buffers_of
+from .cut import is_cut
 from .device import device_of
 from .engine import ENGINES, Engine, Place, engine_of
 from .hooks import add_hooks
@@ -21,6 +22,9 @@ from .merge import Merge, begun, check_merge
 from .optimizer import Optimizer
 from .policy import Policy, ZeRO3
 from .wrapped import Group, Prepared
+
+if TYPE_CHECKING:
+    from .parallel import Ranks
 
 
 def place_of(accumulate: int) -> Place:
@@ -32,6 +36,32 @@ def place_of(accumulate: int) -> Place:
     return Place(rank, world, accumulate)
 
 
+def ranks_of(module: nn.Module, mesh: Any, dp: Optional[tuple[int, int]], full: Optional[nn.Module]) -> Optional[Ranks]:
+    """Those of the group that this process is of, where there is a mesh."""
+    if mesh is None:
+        cut = next((name for name, p in module.named_parameters() if is_cut(p)), None)
+        if cut is not None or dp is not None or full is not None:
+            what = f'{cut!r} is a DTensor' if cut is not None else f'{"dp" if dp is not None else "full"}='
+            raise InvalidArgument(f"{what} without mesh=: give shard() the DeviceMesh, of dimensions 'tp', 'pp', 'dp'")
+        return None
+    from .parallel import Ranks  # with it a good part of torch.distributed
+    ranks = Ranks(mesh, dp)
+    if full is None and ranks.stages > 1:
+        raise InvalidArgument(f"mesh= has a 'pp' of {ranks.stages}: give full=, the whole module (on the meta device, if "
+                              'you like), whose names and order the model at the daemons has')
+    return ranks
+
+
+def ranks_alone(**wanted: Any) -> None:
+    """What ranks of a group do not have."""
+    why = {'merge': 'merge=', 'micro_batches': 'micro_batches=, whose leases() each worker would have by itself,',
+           'sums': "sums='host'", 'loss_sum': "loss='sum'"}
+    for name, value in wanted.items():
+        if value:
+            raise NotSupported(f'{why[name]} with mesh=: the ranks of a group are one worker with a fixed share; leave '
+                               'it out')
+
+
 def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy = ZeRO3(),
           units: layout.Rule = 'auto', accumulate: int = 1, micro_batches: int = 0,
           micro_batches_max: int = 0, verify_every: int = 0, grads: str = 'stream', loss: str = 'mean',
@@ -40,7 +70,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
           publish: Optional[torch.dtype] = None, grad_dtype: Optional[torch.dtype] = None,
           restore: Optional[str] = None, timeout: Optional[float] = None, device: Any = None,
           guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False, moments: str = 'f32',
-          merge: Optional[Merge] = None, sums: str = 'own') -> tuple[nn.Module, Optimizer]:
+          merge: Optional[Merge] = None, sums: str = 'own', mesh: Any = None, dp: Optional[tuple[int, int]] = None,
+          full: Optional[nn.Module] = None) -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
 
     policy      what a worker holds when: ZeRO3(), ZeRO2(), ZeRO1(), DDP(). Results do not depend on it.
@@ -86,6 +117,12 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
                 AdamW's are 8, by block-wise dynamic quantization (docs/numerics.md)
     sums        'host': workers of a host add up what each has computed and return that once (docs/hosts.md). The
                 bits are of $LOCAL_WORLD_SIZE, which is the micro-batches of a sum. 'own': each worker returns its own
+    mesh        a DeviceMesh with dimensions 'tp', 'pp' and 'dp' (or 'dp_replicate', 'dp_shard'), those that there are: the
+                module is tensor parallel by torch's parallelize_module(), a stage of a pipeline by torch's PipelineStage,
+                or both. The ranks of 'pp' and 'tp' together are one worker
+    dp          (which, of how many) where each such group has a mesh, and a torchrun, of its own
+    full        the whole module, whose stage this one is, by the same names: it may be on the meta device, and is what
+                the model at the daemons is made of
     """
     check.check_two(module, optimizer)
     check.check_choice('grads', grads, 'stream', 'step')
@@ -110,9 +147,14 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     if hasattr(module, 'shd_plain') and not hasattr(policy, 'kept'):
         raise Misuse(f'{type(module).__name__} was given to fully_shard(): call sd.Optimizer(module, optimizer) in the '
                      'place of shard()')
+    ranks = ranks_of(module, mesh, dp, full)
+    if ranks is not None:
+        ranks_alone(merge=merge, micro_batches=micro_batches, sums=sums == 'host', loss_sum=loss == 'sum')
+        grads = 'step' if ranks.stages > 1 else grads  # a schedule's step() has several backward()
+        overlap = overlap and not ranks.cuts           # DTensors do not wait when they are read
     if grads == 'step':
         accumulate = 1
-    place = place_of(accumulate)
+    place = place_of(accumulate) if ranks is None else Place(ranks.rank, ranks.world, accumulate)
     if micro_batches and (accumulate > 1 or grads == 'step'):
         raise InvalidArgument('micro_batches is for leases(), where each backward() is one: leave out accumulate '
                               'and grads')
@@ -127,29 +169,42 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
                            'micro_batches, or sums')
     if restore is not None:
         name = attach.restored_name(restore, name)
-    name = name or type(module).__name__
-    parts = layout.units_of(module, layout.groups_of(module, optimizer), units)
+    whole = module if full is None else full
+    name = name or type(whole).__name__
+    groups = layout.groups_of(module, optimizer) if ranks is None else ranks.groups_of(module, whole, optimizer)
+    parts = layout.units_of(whole, groups, units)
     layout.optimizer_spec(optimizer)  # refuses what owners do not have
     check.check_state(optimizer)
     check.check_buffers(module, place.world)
     statistics = buffers_of(module, buffers, len(optimizer.param_groups))
+    if ranks is not None and any(ranks.tell(bool(statistics))):
+        raise NotSupported('running statistics (BatchNorm, buffers=) in a group (mesh=): each rank would have its own of '
+                           'them; say buffers=lambda name, module: False to leave them to the ranks')
     every = statistics + parts  # they are updated in this order, and step() waits for the statistics
     for index, unit in enumerate(every):
         unit.index, unit.align = index, 64 if moments == 'int8' else 32
     dtype, where = layout.dtype_of(parts), device_of((part for unit in parts for part in unit.parts), device)
     spec = layout.spec_of(every, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
                           grad_dtype, verify_every, guard, guard_audit, micro_batches_max, moments, summed)
+    own, first = parts, place.rank == 0
+    if ranks is not None:
+        own, first = ranks.own(module, parts), ranks.first
+        if restore is None:
+            ranks.start_values(parts, address, name, timeout)
 
     def begin(session: Session) -> Engine:
-        model = attach.open_model(session, spec, name, every, place.rank == 0, timeout, init, restore)
+        model = attach.open_model(session, spec, name, every, first, timeout, init, restore)
         model.set_policy(**policy.fields(), sums=_c.SHD_SUMS_HOST if summed > 1 else _c.SHD_SUMS_OWN)
         where.check_path(model, policy)
         with begun(model, merge, place.rank > 0 and not micro_batches, timeout) as merger:
-            return Engine(module, model, parts, place, policy, device=where, buffers=Buffers(model, statistics, where),
+            return Engine(module, model, own, place, policy, device=where, buffers=Buffers(model, statistics, where),
                           dtype=publish or dtype, stream=grads == 'stream', overlap=overlap,
-                          elastic=micro_batches > 0, weighted=loss == 'sum', merger=merger)
-    engine = attach.attached(address, name, timeout, begin, where.name, where.slots(every, policy))
-    engine.model.session.watch = Group.find(place.world)
+                          elastic=micro_batches > 0, weighted=loss == 'sum', merger=merger, ranks=ranks)
+    with ranks.numbered() if ranks is not None else contextlib.nullcontext():
+        engine = attach.attached(address, name, timeout, begin, where.name, where.slots(every, policy))
+    engine.model.session.watch = Group.find(place.world if ranks is None else torch.distributed.get_world_size())
+    if ranks is not None:
+        engine.agree()
     ENGINES[module] = engine
     add_hooks(module, engine)
     if not getattr(module, '_is_accelerate_prepared', False):

@@ -125,7 +125,7 @@ def fill(unit: Unit, address: int, init: Optional[Callable[[nn.Module], None]]) 
 
 
 def values_of(unit: Unit, init: Optional[Callable[[nn.Module], None]]) -> dict[Part, torch.Tensor]:
-    values = {part: part.parameter for part in unit.parts}
+    values = {part: part.parameter if part.start is None else part.start for part in unit.parts}
     empty = [part for part in unit.parts if part.parameter.is_meta]
     for owner in dict.fromkeys(part.owner for part in empty):
         names = {key: p for key, p in owner._parameters.items() if p is not None}

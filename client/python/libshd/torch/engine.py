@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Optional
 
 import torch
 from torch import nn
@@ -24,11 +24,15 @@ from ..errors import InternalError, InvalidArgument, Misuse, NotSupported, StepR
 from ..session import Model, Result
 from . import check
 from .buffers import Buffers
+from .cut import apart, keep, local, place, refuse
 from .device import DTYPES, Device
 from .guard import PENDING, guard, unguard
 from .layout import Part, Unit, elems_of
 from .merge import Merger
 from .policy import Policy
+
+if TYPE_CHECKING:
+    from .parallel import Ranks
 
 ENGINES: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
 APART = ('Has another worker used writable(), or its like, where this one did not? Each calls it, at the same point of '
@@ -106,7 +110,7 @@ class Engine:
 
     def __init__(self, module: nn.Module, model: Model, units: list[Unit], place: Place, policy: Policy, *,
                  device: Device, buffers: Buffers, dtype: torch.dtype, stream: bool, overlap: bool, elastic: bool,
-                 weighted: bool, merger: Optional[Merger] = None):
+                 weighted: bool, merger: Optional[Merger] = None, ranks: Optional[Ranks] = None):
         self.module, self.model, self.units, self.place, self.policy = weakref.ref(module), model, units, place, policy
         self.device, self.buffers = device, buffers
         self.every = [*buffers.units, *units]  # as the specification has them
@@ -143,6 +147,8 @@ class Engine:
         self.scales = False             # GradScaler: losses are multiplied by the model's scale
         self.unscaled = 1.0             # what gradients in p.grad have been divided by
         self.merger = merger            # of shard(merge=…)
+        self.ranks = ranks              # of shard(mesh=…): of a group, which is one worker
+        self.copied: dict[Unit, torch.Tensor] = {}  # by a group alone, see agree(): the owners' arrays
         self.writing = False            # writable(): parameters are private copies
         self.closed = False
         self.adopt()
@@ -197,11 +203,8 @@ class Engine:
                 part.index = order[part.name]
                 if places[part.name][1:] != (unit.index, part.offset, part.parameter.numel()):
                     raise InternalError(f'{part.name!r} is not where this package expects it: {places[part.name]}')
-                if part.parameter.is_meta:
-                    torch.utils.swap_tensors(part.parameter, nn.Parameter(self.view(unit.array, part), part.trainable))
-                part.parameter.data = self.view(unit.array, part)
+                self.lay(unit, part)
                 part.parameter.grad = None
-                part.home = part.parameter.data_ptr()
                 self.protect(unit, part)
             self.model.release(unit.index)
         for unit in self.buffers.units:
@@ -222,7 +225,13 @@ class Engine:
                 # Others were faster: what is computed of this step is dropped, or this worker puts values next.
         self.buffers.restore()
 
+    def lay(self, unit: Unit, part: Part) -> None:
+        place(part, self.view(unit.array, part))
+        part.home = local(part.parameter).data_ptr()
+
     def protect(self, unit: Unit, part: Part) -> None:
+        if local(part.parameter) is not part.parameter:
+            return  # a DTensor asks no class of ours
         this = weakref.ref(self)
         guard(part.parameter, part.name, functools.partial(wait_for, this, unit),
               functools.partial(why_gone, this, unit))
@@ -253,7 +262,7 @@ class Engine:
         for unit in self.units:
             for part in unit.parts:
                 unguard(part.parameter)
-                part.parameter.data = part.parameter.data.clone()
+                keep(part.parameter)
         self.model.session.close()
         if self.merger is not None:
             self.merger.close()
@@ -264,7 +273,7 @@ class Engine:
 
     def acquire(self, unit: Unit, *, or_late: bool = False) -> bool:
         """Wait until the unit is at the open step, and hold it. False: the step is over."""
-        if unit.index in self.held:
+        if unit.index in self.held or unit in self.copied:
             return True
         try:
             address = self.model.acquire(unit.index)
@@ -273,6 +282,8 @@ class Engine:
                 return False  # others were faster, and the step is over: what is computed of it here is dropped
             if not self.new:
                 raise Misuse(f'{e}. {APART}') from e
+            if self.ranks is not None:
+                apart(e)
             self.catch_up()
             raise StepReset(f'{e}. {BEHIND}') from e
         except StepReset as e:
@@ -285,6 +296,39 @@ class Engine:
         if address != unit.address:
             raise Misuse(f'unit {unit.name!r} moved in memory: PyTorch needs parameters in place')
         return True
+
+    def agree(self) -> None:
+        """Let all ranks of the group begin with the same step, and none find it over where another does not. As long as
+        the step lacks gradients of this group it stays open; but those that were there before may have been killed when
+        all were in, so the first one is computed with copies. What comes of it is dropped then."""
+        while True:
+            said = self.ranks.tell((self.model.step, self.model.created))
+            steps = {step for step, _ in said}
+            if len(steps) == 1 and (any(created for _, created in said) or all(self.ranks.tell(self.copy()))):
+                return
+            self.let_copies_go()
+            if len(steps) == 1 or self.model.step < max(steps):
+                self.catch_up()
+
+    def copy(self) -> bool:
+        """Compute the open step with private copies of the parameters. False: it is over."""
+        for unit in self.units:
+            if not self.acquire(unit, or_late=True):
+                return False
+            self.copied[unit], unit.array = unit.array, unit.array.clone()
+            self.release(unit)
+            if self.model.unit_version(unit.index) != self.model.step:
+                return False
+            for part in unit.parts:
+                self.lay(unit, part)
+        return True
+
+    def let_copies_go(self) -> None:
+        for unit, array in self.copied.items():
+            unit.array = array
+            for part in unit.parts:
+                self.lay(unit, part)
+        self.copied = {}
 
     def behind(self) -> bool:
         """Another worker's values are there, or on their way, where all of this step were before."""
@@ -351,7 +395,7 @@ class Engine:
                              'nothing of it; make the module whole before shard()')
         for p, part in known.items():
             with torch._C.DisableTorchFunctionSubclass():
-                home, requires_grad = p.data_ptr(), p.requires_grad
+                home, requires_grad = local(p).data_ptr(), p.requires_grad
             if p not in found:
                 raise Misuse(f'{part.name!r} was taken out of the module after shard(): shard() the module as it is')
             if home != part.home:
@@ -461,6 +505,8 @@ class Engine:
     def reset(self, buffers: bool = True) -> None:
         """Nothing of the open step is anywhere afterwards; other workers compute theirs again. Not buffers: they stay
         as a forward has made them, whose backward is to come."""
+        refuse(self, 'giving up a step', 'its ranks are in step with each other; end the group and start it again, as '
+               'torchrun --max-restarts does')
         if self.handed:
             try:
                 self.model.reset_step()
@@ -491,6 +537,8 @@ class Engine:
     def was_reset(self, e: StepReset) -> NoReturn:
         """Another worker has given the step up, perhaps as it puts values (put()), which takes it a moment without
         gradients."""
+        if self.ranks is not None:
+            apart(e)
         self.begin_again()
         if self.model.step < self.known:
             e.args = (f'{e}. {self.back()}',)
@@ -533,11 +581,22 @@ class Engine:
             for part in unit.parts:
                 part.parameter.grad = None
         del self.missing[unit]
-        if self.missing:
+        if self.ranks is not None:
+            self.hand_whole(unit, grads)
+        elif self.missing:
             self.send(self.micro(), unit, grads)
         else:
             self.due = (self.micro(), unit, grads)
         self.release(unit)
+
+    def hand_whole(self, unit: Unit, grads: list[Any]) -> None:
+        """Of a group, one rank of which returns the unit. Each holds back the last one that it does."""
+        whole = self.ranks.whole(unit, grads)
+        if whole is None:
+            return
+        if self.due is not None:
+            self.send(*self.due)
+        self.due = (self.micro(), unit, whole)
 
     def micro(self) -> int:
         """The micro-batch at hand."""
@@ -648,7 +707,8 @@ class Engine:
         if self.stream:
             self.buffers.restore()
         for unit in self.trainable:
-            self.tell(self.model.return_none, micro, unit.index)
+            if self.ranks is None or self.ranks.returns(unit):
+                self.tell(self.model.return_none, micro, unit.index)
 
     def take(self) -> None:
         """Gradients that lie with the parameters (no_sync(), grads="step"): one micro-batch."""
@@ -695,6 +755,8 @@ class Engine:
             norm.fill_(result.grad_norm)
         self.norms = []
         if result.rewound:
+            if self.ranks is not None:
+                apart(Misuse('the model went back'))
             self.begin_again()
             self.drop()
             self.moved()
@@ -703,11 +765,14 @@ class Engine:
         if not self.elastic and 0 < self.model.puts - puts == self.model.step - step:  # they took this step's place
             if not self.new:
                 raise Misuse(f'the gradients of this step were dropped. {APART}')
+            if self.ranks is not None:
+                apart(Misuse('the gradients of this step were dropped'))
             self.begin_again()
             self.drop()
             self.moved()
             raise StepReset(f'the gradients of this step were dropped. {BEHIND}')
         self.new = False
+        self.let_copies_go()
         # A graph from before the step must not be walked again: its saved parameters have changed.
         torch.autograd.graph.increment_version([part.parameter for unit in self.units for part in unit.parts])
         self.pending, self.by = set(self.trainable), (os.getpid(), threading.get_ident())

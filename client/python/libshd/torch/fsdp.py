@@ -89,7 +89,8 @@ def _refuse(mesh: Any, reshard: Any, offload: Any, **others: Any) -> None:
         world = number_from('WORLD_SIZE', 1)
         if mesh.ndim != 1:
             raise NotSupported(f'fully_shard(mesh=…) of {mesh.ndim} dimensions: daemons hold one copy of the '
-                               'parameters for all workers, so none is replicated; leave it out')
+                               'parameters for all workers, so none is replicated; leave it out. Tensor and pipeline '
+                               'parallel workers give theirs to sd.shard(mesh=)')
         if mesh.size() != world:
             raise NotSupported(f'fully_shard(mesh=…) of {mesh.size()} ranks: a step is of all WORLD_SIZE={world} '
                                'workers; leave it out')

@@ -151,5 +151,7 @@ def guard(parameter: nn.Parameter, name: str, wait: Callable[[], None], gone: Ca
 
 
 def unguard(parameter: nn.Parameter) -> None:
+    if not isinstance(parameter, Shared):
+        return
     parameter.__class__ = nn.Parameter
     del parameter.shd_name, parameter.shd_wait, parameter.shd_gone

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import Misuse, NotSupported
+from .cut import Cut
 
 Rule = Union[str, Sequence[Union[type, str]], Callable[[str, nn.Module], str]]
 DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
@@ -26,6 +27,8 @@ class Part:
     offset: int = 0
     index: int = 0
     home: int = 0
+    cut: Optional[Cut] = None               # of a rank of a group: what it has of it
+    start: Optional[torch.Tensor] = None    # its start values, where they are not in the parameter
 
 
 @dataclasses.dataclass(eq=False)
@@ -107,11 +110,11 @@ def units_of(module: nn.Module, groups: dict[nn.Parameter, int], rule: Rule) -> 
         name = unit + (':frozen' if unit in both and not trainable else '')
         units.append(Unit(name, len(units), parts, trainable))
     for unit in units:
-        unit.modules = _modules_that_need(unit, modules)
+        unit.modules = modules_that_need(unit, modules)
     return units
 
 
-def _modules_that_need(unit: Unit, modules: dict[str, nn.Module]) -> list[nn.Module]:
+def modules_that_need(unit: Unit, modules: dict[str, nn.Module]) -> list[nn.Module]:
     """The one module that has all of the unit, if it is no more than a layer; else each that has a part."""
     inside = modules.get(unit.name.removesuffix(':frozen'))
     if inside is not None and inside is not modules['']:

@@ -250,6 +250,11 @@ def _total_norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool =
                 foreach: Any = None) -> torch.Tensor:
     """What clip_grad_norm_() begins with. The kind of norm is heard of here only."""
     _asked.norm_type, _asked.nonfinite = float(norm_type), error_if_nonfinite
+    tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    # Of a rank's part of a model no norm is needed, nor can torch form one of tensors that are cut and others.
+    parts = {id(grad) for engine in ENGINES.values() if engine.ranks is not None for grad in engine.grads().values()}
+    if parts.issuperset(map(id, tensors)):
+        tensors = []
     return _plain_norm(tensors, norm_type, error_if_nonfinite, foreach)
 
 
@@ -265,8 +270,12 @@ def _strange_step(optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any
     """Before each optimizer's step(): it would find no gradients, and do nothing."""
     if isinstance(optimizer, Optimizer) or not ENGINES:
         return
-    for p in (p for group in optimizer.param_groups for p in group['params'] if isinstance(p, Shared)):
-        raise Misuse(f'{type(optimizer).__name__}.step() of {p.shd_name!r}, which another optimizer was given to '
+    # DTensors of ranks say nothing by themselves.
+    names = {id(part.parameter): part.name for engine in ENGINES.values() if engine.ranks is not None
+             for part in engine.parts()}
+    for p in (p for group in optimizer.param_groups for p in group['params'] if isinstance(p, Shared) or id(p) in names):
+        name = p.shd_name if isinstance(p, Shared) else names[id(p)]
+        raise Misuse(f'{type(optimizer).__name__}.step() of {name!r}, which another optimizer was given to '
                      'shard() with: owners update it; one optimizer for a sharded module, with param_groups where '
                      'rates differ')
 

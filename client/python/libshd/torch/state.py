@@ -16,6 +16,7 @@ from torch import nn
 
 from .. import _c
 from ..errors import Busy, InvalidArgument, Misuse, NotSupported
+from .cut import refuse
 from .device import tensor_at
 from .engine import Engine, engine_of
 from .guard import unguard
@@ -121,6 +122,8 @@ class Written(NamedTuple):
 
 
 def _between_steps(engine: Engine, what: str) -> None:
+    refuse(engine, what, 'it has a part of the model; sd.save() writes all of it, whatever its shape, shard(restore=) begins '
+           'with that, and sd.reader() reads it')
     if engine.leased is not None:
         raise Misuse(f'{what} in the loop over leases(): the step has begun; do it before the loop')
     if engine.open or engine.backwards or engine.due or engine.sealed or engine.spoilt:
