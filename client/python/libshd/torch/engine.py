@@ -688,6 +688,8 @@ class Engine:
                 raise Misuse(f'there are gradients beyond the {self.place.accumulate} backward() of a step: say '
                              f'shard(accumulate={self.backwards + 1})')
             self.take()
+        if self.ranks is not None:
+            self.ranks.settle()
         if not self.backwards and not idle:
             raise Misuse('step() without a backward(): it would decay and move parameters all the same; a worker '
                          'that has no data in a step says step(idle=True)')

@@ -73,6 +73,12 @@ class Ranks:
             if before is not None:
                 os.environ['RANK'] = before
 
+    def settle(self) -> None:
+        """No rank reads parameters of the step once all is in. One that holds back a unit of its own sees to that itself;
+        one that returns none is waited for."""
+        if len(self.turns) < len(self.across):
+            dist.barrier(self.tp)
+
     # -- What is whose -----------------------------------------------------------------------------
 
     def groups_of(self, module: nn.Module, whole: nn.Module,
