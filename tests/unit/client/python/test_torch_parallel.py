@@ -9,6 +9,7 @@ import contextlib
 import glob
 import importlib.util
 import io
+import math
 import os
 import re
 import signal
@@ -216,7 +217,8 @@ class Numbers(unittest.TestCase):
         for losses in reported:
             worst = max(abs(losses[step][0] - reference[step]) for step in range(STEPS))
             print(f'{worst:.1e} from plain PyTorch, whose own noise is {noise:.1e}')
-            self.assertLessEqual(worst, NOISE * noise + 1e-6)
+            # The noise may be none by chance: a loss is rounded itself, in units of the last place of the largest.
+            self.assertLessEqual(worst, NOISE * max(noise, math.ulp(max(reference)) * 2 ** 29))
         self.assertNotEqual(reference[0], reference[-1])
 
     def test_a_pipeline_has_the_bits_of_one_process(self):
