@@ -21,6 +21,7 @@ from .hooks import add_hooks
 from .merge import Merge, begun, check_merge
 from .optimizer import Optimizer
 from .policy import Policy, ZeRO3
+from .stages import Stages
 from .wrapped import Group, Prepared
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ def ranks_of(module: nn.Module, mesh: Any, dp: Optional[tuple[int, int]], full: 
         if cut is not None or dp is not None or full is not None:
             what = f'{cut!r} is a DTensor' if cut is not None else f'{"dp" if dp is not None else "full"}='
             raise InvalidArgument(f"{what} without mesh=: give shard() the DeviceMesh, of dimensions 'tp', 'pp', 'dp'")
+        if isinstance(module, Stages):
+            raise InvalidArgument(f'a list of {len(module)} modules without mesh=: shard() takes one module, or stages of a '
+                                  "pipeline and a DeviceMesh with 'pp'")
         return None
     from .parallel import Ranks  # with it a good part of torch.distributed
     ranks = Ranks(mesh, dp)
@@ -62,7 +66,7 @@ def ranks_alone(**wanted: Any) -> None:
                                'it out')
 
 
-def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy = ZeRO3(),
+def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.Optimizer, *, policy: Policy = ZeRO3(),
           units: layout.Rule = 'auto', accumulate: int = 1, micro_batches: int = 0,
           micro_batches_max: int = 0, verify_every: int = 0, grads: str = 'stream', loss: str = 'mean',
           buffers: Which = 'auto', init: Optional[Callable[[nn.Module], None]] = None,
@@ -119,11 +123,14 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
                 bits are of $LOCAL_WORLD_SIZE, which is the micro-batches of a sum. 'own': each worker returns its own
     mesh        a DeviceMesh with dimensions 'tp', 'pp' and 'dp' (or 'dp_replicate', 'dp_shard'), those that there are: the
                 module is tensor parallel by torch's parallelize_module(), a stage of a pipeline by torch's PipelineStage,
-                or both. The ranks of 'pp' and 'tp' together are one worker
+                or both. The ranks of 'pp' and 'tp' together are one worker. module may be a list of stages, where a rank
+                has several; what comes back is one module of these
     dp          (which, of how many) where each such group has a mesh, and a torchrun, of its own
     full        the whole module, whose stage this one is, by the same names: it may be on the meta device, and is what
                 the model at the daemons is made of
     """
+    if isinstance(module, (list, tuple)):
+        module = Stages(module)
     check.check_two(module, optimizer)
     check.check_choice('grads', grads, 'stream', 'step')
     check.check_choice('loss', loss, 'mean', 'sum')
@@ -206,6 +213,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     if ranks is not None:
         engine.agree()
     ENGINES[module] = engine
+    engine.stages = module if isinstance(module, Stages) else None  # which nobody else may keep
     add_hooks(module, engine)
     if not getattr(module, '_is_accelerate_prepared', False):
         module._is_accelerate_prepared = Prepared()  # type: ignore[assignment]

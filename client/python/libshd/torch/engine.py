@@ -147,6 +147,7 @@ class Engine:
         self.scales = False             # GradScaler: losses are multiplied by the model's scale
         self.unscaled = 1.0             # what gradients in p.grad have been divided by
         self.merger = merger            # of shard(merge=…)
+        self.stages: Optional[nn.Module] = None
         self.ranks = ranks              # of shard(mesh=…): of a group, which is one worker
         self.copied: dict[Unit, torch.Tensor] = {}  # by a group alone, see agree(): the owners' arrays
         self.writing = False            # writable(): parameters are private copies

@@ -32,7 +32,8 @@ from safetensors import safe_open  # noqa: E402
 from torch import distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe  # noqa: E402
+from torch.distributed.pipelining import (PipelineStage, Schedule1F1B, ScheduleGPipe,  # noqa: E402
+                                          ScheduleInterleaved1F1B)
 
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 
@@ -228,6 +229,46 @@ class Numbers(unittest.TestCase):
             self.assertEqual([two[0][1], two[1][1]], [one[0][1]] * 2)
             self.assertEqual(losses_of(two), [one[0][0]])
         self.check_noise(two)
+
+    def test_several_stages_a_rank(self):
+        sizes = types.SimpleNamespace(**{**vars(SIZES), 'layers': 4})
+
+        def one(_):
+            torch.manual_seed(1)
+            full = example.Gpt(sizes)
+            full, optimizer = sd.shard(full, adamw(full), name='stages-1', grads='step')
+            for step in range(STEPS):
+                tokens, targets = batch(step, 0)
+                for piece, target in zip(tokens.chunk(2), targets.chunk(2)):
+                    example.loss_of(full(piece), target).backward()
+                for p in full.parameters():
+                    p.grad.div_(2)
+                nn.utils.clip_grad_norm_(full.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            return sd.digest(full)
+
+        def pipeline(_):
+            torch.manual_seed(1)
+            full, at = example.Gpt(sizes), dist.get_rank()
+            mesh = init_device_mesh('cpu', (2,), mesh_dim_names=('pp',))
+            parts = [example.stage_of(sizes, stage, 4) for stage in (at, at + 2)]
+            optimizer = adamw(nn.ModuleList(parts))
+            parts, optimizer = sd.shard(parts, optimizer, mesh=mesh, full=full, name='stages-2')
+            schedule = ScheduleInterleaved1F1B(
+                [PipelineStage(part, stage, 4, torch.device('cpu')) for part, stage in zip(parts, (at, at + 2))], 2,
+                example.loss_of)
+            for step in range(sd.step_of(parts), STEPS):
+                tokens, targets = batch(step, 0)
+                losses = []
+                schedule.step(*[tokens] * (at == 0), **{'target': targets, 'losses': losses} if at else {})
+                if losses:
+                    sd.report(parts, loss=torch.stack(losses).mean())
+                nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            return sd.digest(parts)
+        self.assertEqual(run(pipeline, 2), run(one) * 2)
 
     def test_pipelines_beside_each_other_have_those_of_as_many_processes(self):
         two = run(trained('dp-two', dp=2, pieces=2, grads='step'), 2)
@@ -575,7 +616,7 @@ class Wrong(unittest.TestCase):
                 o.mesh = init_device_mesh('cpu', shape, mesh_dim_names=names)
                 o.stage = build(o)
                 flags = {'mesh': o.mesh, 'name': 'wrong', **change(o)}
-                sd.shard(o.stage, adamw(o.stage), **flags)
+                sd.shard(o.stage, adamw(nn.ModuleList(o.stage) if isinstance(o.stage, list) else o.stage), **flags)
             return work
 
         def parallel(o):
@@ -600,6 +641,9 @@ class Wrong(unittest.TestCase):
                  "are one unit, 'all', and of two stages"),
                 (work(lambda o: {'full': nn.Linear(2, 2)}, ('tp', 'pp')), 'Misuse',
                  "'wte.weight' of this stage is no parameter"),
+                (work(lambda o: {'mesh': None}, build=lambda o: [nn.Linear(2, 2)]), 'InvalidArgument',
+                 'a list of 1 modules without mesh='),
+                (work(build=lambda o: [nn.Linear(2, 2), nn.Linear(2, 2)]), 'Misuse', "two stages have a 'weight'"),
                 (work(lambda o: {'micro_batches': 4}), 'NotSupported', r'micro_batches=, whose leases\(\) .* with mesh='),
                 (work(lambda o: {'sums': 'host'}), 'NotSupported', "sums='host' with mesh="),
                 (work(lambda o: {'loss': 'sum'}), 'NotSupported', "loss='sum' with mesh=")):
