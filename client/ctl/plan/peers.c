@@ -402,7 +402,7 @@ static const struct peer_knob deepspeed_knobs[] = {
       NULL },
     { "zero_force_ds_cpu_optimizer", PEER_SAME, "the daemons update", NULL },
     { "aio.*", PEER_NEEDLESS, "nothing is kept on NVMe", NULL },
-    { "tensor_parallel.*", PEER_REFUSED, "tensor parallelism is not built", NULL },
+    { "tensor_parallel.*", PEER_SCRIPT, "shard(mesh=), with PyTorch's parallelize_module()", NULL },
     { "expert_parallel.*", PEER_REFUSED,
       "expert parallelism is not built; idle experts cost "
       "nothing here",
