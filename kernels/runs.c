@@ -367,7 +367,7 @@ bool runs_fill(const struct spec *spec, uint32_t tensor, struct slice slice, flo
     *ret_fill = (struct kern_fill){
         .out = &param[first - slice.first_elem],
         .elems = elems,
-        .first_index = first - st->offset_elems,
+        .first_index = spec_whole_first(st) + first - st->offset_elems,
         .key = spec_tensor_key(spec, st),
         .kind = fill_kind(st->init),
         .a = (float)st->init_a,

@@ -106,12 +106,13 @@ static int make_safetensors(struct making *k, struct shd_err *e)
     return r;
 }
 
+/* Of one that is cut: of all its tiles. */
 static uint64_t unit_bytes(const struct spec *spec, uint32_t unit)
 {
     const struct spec_unit *u = &spec->units[unit];
     uint64_t elems = 0;
     for (uint32_t t = u->first_tensor; t < u->first_tensor + u->tensor_count; t++)
-        elems += spec->tensors[t].elems;
+        elems += spec_whole_elems(&spec->tensors[t]);
     return elems * sizeof(float);
 }
 
@@ -126,21 +127,23 @@ static void add_unit(struct making *k, uint32_t unit)
     for (uint32_t t = u->first_tensor; t < u->first_tensor + u->tensor_count; t++) {
         const struct spec_tensor *from = &k->spec->tensors[t];
         struct safetensors_tensor *to = &k->tensors[k->tensor_count++];
-        *to = (struct safetensors_tensor){ .name = from->name,
+        *to = (struct safetensors_tensor){ .name = spec_whole_name(from),
                                            .dtype = SAFETENSORS_F32,
                                            .rank = from->rank };
-        memcpy(to->shape, from->shape, sizeof to->shape);
+        for (uint32_t d = 0; d < from->rank; d++)
+            to->shape[d] = spec_whole_size(from, d);
     }
 }
 
-/* Split units into files, in order. count_only: only k->file_count is found. */
+/* Split units into files, in order; the tiles of one are its rows, and there with the first.
+ * count_only: only k->file_count is found. */
 static int split_units(struct making *k, bool count_only, struct shd_err *e)
 {
     uint64_t bytes = 0;
     int r = SHD_OK;
     k->file = 0;
     for (uint32_t u = 0; r == SHD_OK && u < k->spec->unit_count; u++) {
-        if (!in_array(k->spec, u, k->array))
+        if (!in_array(k->spec, u, k->array) || k->spec->units[u].tile > 0)
             continue;
         const uint64_t more = unit_bytes(k->spec, u);
         if (bytes > 0 && bytes + more > checkpoint_file_bytes_max) {

@@ -1,5 +1,5 @@
 /* The files of a checkpoint before anything is in them: whole tensors in spec order, split by unit
- * into files of bounded size; and what is computed from them at the end. */
+ * (with all its tiles) into files of bounded size; and what is computed from them at the end. */
 #ifndef SHD_CHECKPOINT_FILES_H
 #define SHD_CHECKPOINT_FILES_H
 

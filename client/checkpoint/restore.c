@@ -383,7 +383,7 @@ static int check_part(struct verify *v, const struct safeset_place *place,
 {
     const struct spec_tensor *t = &v->spec->tensors[part->tensor];
     const uint64_t at = place->tensor->at_bytes +
-                        (part->first_elem - t->offset_elems) * sizeof(float);
+                        (spec_whole_first(t) + part->first_elem - t->offset_elems) * sizeof(float);
     const uint64_t leaf = v->first_leaf[part->tensor] + array * ckpt_leaf_count(t) +
                           part->first_leaf;
     CHECK(v->leaves != NULL && part->leaves <= WINDOW_LEAVES);
@@ -405,8 +405,8 @@ static int check_array(struct verify *v, uint32_t tensor, uint32_t array, struct
 {
     const struct spec_tensor *t = &v->spec->tensors[tensor];
     struct safeset_place place;
-    if (!safeset_find(v->sets[array], t->name, &place) || place.tensor->dtype != SAFETENSORS_F32 ||
-        place.tensor->elems != t->elems)
+    if (!safeset_find(v->sets[array], spec_whole_name(t), &place) ||
+        place.tensor->dtype != SAFETENSORS_F32 || place.tensor->elems != spec_whole_elems(t))
         return err_set(e, SHD_EINVAL, "tensor '%.100s' is not in the files '%s' as it was saved",
                        t->name, ckpt_stem(v->spec, array));
     int r = SHD_OK;

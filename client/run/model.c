@@ -257,12 +257,24 @@ static int err_no_tensor(const shd_model *m, const char *name, struct shd_err *e
                    meant);
 }
 
+static int err_cut(const shd_model *m, const struct spec_tensor *first, struct shd_err *e)
+{
+    const uint32_t tiles = m->spec->units[first->unit].tiles;
+    return err_set(e, SHD_ENOENT,
+                   "tensor '%.60s' of model '%.60s' is cut into %" PRIu32
+                   " tiles: name one of them, '%.60s/0' to '%.60s/%" PRIu32 "'",
+                   first->of, m->spec->name, tiles, first->of, first->of, tiles - 1);
+}
+
 int shd_tensor_find(const shd_model *m, const char *name, struct shd_tensor *ret_tensor,
                     struct shd_err *e)
 {
     uint32_t index;
     if (spec_find_tensor(m->spec, name, &index))
         return shd_tensor_get(m, index, ret_tensor, e);
+    for (uint32_t t = 0; t < m->spec->tensor_count; t++)
+        if (m->spec->tensors[t].of != NULL && strcmp(m->spec->tensors[t].of, name) == 0)
+            return err_cut(m, &m->spec->tensors[t], e);
     return err_no_tensor(m, name, e);
 }
 

@@ -20,27 +20,22 @@ static struct checkpoint_place *place_of(const struct checkpoint_out *out, uint3
     return &out->places[(size_t)tensor * CKPT_ARRAYS_MAX + array];
 }
 
-static bool same_shape(const struct spec_tensor *t, const struct safetensors_tensor *in_file)
-{
-    bool same = t->rank == in_file->rank;
-    for (uint32_t d = 0; same && d < t->rank; d++)
-        same = t->shape[d] == in_file->shape[d];
-    return same;
-}
-
 static int find_place(struct checkpoint_out *out, uint32_t tensor, uint32_t array,
                       struct shd_err *e)
 {
     const struct spec_tensor *t = &out->spec->tensors[tensor];
     struct safeset_place found;
-    if (!safeset_find(out->sets[array], t->name, &found))
+    if (!safeset_find(out->sets[array], spec_whole_name(t), &found))
         return err_set(e, SHD_EINVAL, "no tensor '%.100s' in the files '%s'", t->name,
                        ckpt_stem(out->spec, array));
-    if (found.tensor->dtype != SAFETENSORS_F32 || !same_shape(t, found.tensor))
+    if (found.tensor->dtype != SAFETENSORS_F32 ||
+        !spec_whole_is(t, found.tensor->rank, found.tensor->shape))
         return err_set(e, SHD_EINVAL, "tensor '%.100s' in '%.80s' has another dtype or shape",
                        t->name, found.file->name);
-    *place_of(out, tensor, array) = (struct checkpoint_place){ found.file->fd, found.file->name,
-                                                               found.tensor->at_bytes };
+    *place_of(out, tensor, array) = (struct checkpoint_place){
+        found.file->fd, found.file->name,
+        found.tensor->at_bytes + spec_whole_first(t) * sizeof(float)
+    };
     return SHD_OK;
 }
 

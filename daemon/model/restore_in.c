@@ -38,13 +38,10 @@ static const char *look_up(struct restore_in *in, const struct spec *spec, uint3
     struct safeset_place *place = place_of(in, tensor, array);
     if (in->weights && t->statistics)
         return NULL; /* they begin as zeros */
-    if (!safeset_find(in->sets[array], t->name, place))
+    if (!safeset_find(in->sets[array], spec_whole_name(t), place))
         return "is not in the files";
     const struct safetensors_tensor *found = place->tensor;
-    bool same = t->rank == found->rank;
-    for (uint32_t d = 0; same && d < t->rank; d++)
-        same = t->shape[d] == found->shape[d];
-    if (!same)
+    if (!spec_whole_is(t, found->rank, found->shape))
         return "has another shape in the file";
     if (in->weights ? found->dtype > SAFETENSORS_F64 : found->dtype != SAFETENSORS_F32)
         return "has a dtype in the file that is not read";
@@ -215,9 +212,10 @@ int restore_in_read(const struct restore_in *in, struct model *m, const struct c
             (in->weights && m->spec->tensors[t].statistics))
             continue;
         const struct safeset_place *place = place_of(in, t, piece->array);
+        const uint64_t first = spec_whole_first(&m->spec->tensors[t]);
         float *x = buffer + (part.first_elem - piece->first_elem);
-        r = read_floats(place, part.first_elem - m->spec->tensors[t].offset_elems, part.elems, x,
-                        e);
+        r = read_floats(place, first + part.first_elem - m->spec->tensors[t].offset_elems,
+                        part.elems, x, e);
         if (r == SHD_OK && !in->weights)
             r = check_leaves(in, m->spec, &part, piece->array, x, hasher, e);
         bytes += part.elems * safetensors_dtype_bytes(place->tensor->dtype);

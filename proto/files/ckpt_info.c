@@ -346,6 +346,21 @@ static int read_decision(const json_t *root, struct ckpt_info *info, struct shd_
                                               : get_number(o, "puts", info->step, &d->puts, e);
 }
 
+/* Of the spec, whose JSON has those that are cut once (spec_tiles.h). What it says is not checked
+ * yet. */
+static uint64_t count_units(const json_t *root)
+{
+    const json_t *units = json_object_get(json_object_get(root, "spec"), "units"), *unit;
+    uint64_t count = 0;
+    size_t i;
+    json_array_foreach(units, i, unit)
+    {
+        const json_int_t tiles = json_integer_value(json_object_get(unit, "tiles"));
+        count += tiles > 1 && tiles <= SHD_UNITS_MAX ? (uint64_t)tiles : 1;
+    }
+    return count;
+}
+
 /* As many as the spec has units. */
 static int read_unit_updates(const json_t *root, struct ckpt_info *info, struct shd_err *e)
 {
@@ -353,8 +368,7 @@ static int read_unit_updates(const json_t *root, struct ckpt_info *info, struct 
     const size_t count = json_array_size(list);
     const uint64_t max = info->decision.puts > 0 ? INT64_MAX : info->step;
     size_t i;
-    if (count == 0 || count > SHD_UNITS_MAX ||
-        count != json_array_size(json_object_get(json_object_get(root, "spec"), "units")))
+    if (count == 0 || count > SHD_UNITS_MAX || count != count_units(root))
         return bad_field(e, "unit_updates");
     info->unit_updates = sys_calloc(count, sizeof *info->unit_updates);
     if (info->unit_updates == NULL)

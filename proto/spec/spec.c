@@ -51,8 +51,10 @@ void spec_free(struct spec *spec)
     }
     for (uint32_t i = 0; spec->units != NULL && i < spec->unit_count; i++)
         free(spec->units[i].name);
-    for (uint32_t i = 0; spec->tensors != NULL && i < spec->tensor_count; i++)
+    for (uint32_t i = 0; spec->tensors != NULL && i < spec->tensor_count; i++) {
         free(spec->tensors[i].name);
+        free(spec->tensors[i].of);
+    }
     free(spec->groups);
     if (spec->guard != NULL) {
         free(spec->guard->watched);
@@ -86,6 +88,54 @@ bool spec_find_tensor(const struct spec *spec, const char *name, uint32_t *ret_i
     }
     return false;
 }
+
+/* -- What is cut --------------------------------------------------------------------------------
+ */
+
+void spec_unit_whole_name(const struct spec_unit *unit, char ret_name[SPEC_NAME_BYTES_MAX])
+{
+    const char *end = unit->tiles > 0 ? strrchr(unit->name, '/') : NULL;
+    const size_t bytes = end != NULL ? (size_t)(end - unit->name) : strlen(unit->name);
+    CHECK(bytes < SPEC_NAME_BYTES_MAX);
+    snprintf(ret_name, SPEC_NAME_BYTES_MAX, "%.*s", (int)bytes, unit->name);
+}
+
+const char *spec_whole_name(const struct spec_tensor *t)
+{
+    return t->of != NULL ? t->of : t->name;
+}
+
+uint64_t spec_whole_size(const struct spec_tensor *t, uint32_t d)
+{
+    CHECK(d < t->rank);
+    return t->of != NULL && d == 0 ? t->of_rows : t->shape[d];
+}
+
+uint64_t spec_whole_first(const struct spec_tensor *t)
+{
+    return t->of != NULL ? t->first_row * (t->elems / t->shape[0]) : 0;
+}
+
+uint64_t spec_whole_elems(const struct spec_tensor *t)
+{
+    return t->of != NULL ? t->of_rows * (t->elems / t->shape[0]) : t->elems;
+}
+
+bool spec_whole_begins(const struct spec_tensor *t)
+{
+    return t->of == NULL || t->first_row == 0;
+}
+
+bool spec_whole_is(const struct spec_tensor *t, uint32_t rank, const uint64_t *shape)
+{
+    bool same = t->rank == rank;
+    for (uint32_t d = 0; same && d < rank; d++)
+        same = spec_whole_size(t, d) == shape[d];
+    return same;
+}
+
+/* -- What follows -------------------------------------------------------------------------------
+ */
 
 uint32_t spec_micro_batches(const struct spec *spec, uint64_t step)
 {
@@ -184,11 +234,12 @@ enum shd_dtype spec_unit_grad_dtype(const struct spec *spec, uint32_t unit)
 uint64_t spec_tensor_key(const struct spec *spec, const struct spec_tensor *tensor)
 {
     uint8_t text[8 + SPEC_NAME_BYTES_MAX];
-    const size_t name_bytes = strlen(tensor->name);
+    const char *name = spec_whole_name(tensor);
+    const size_t name_bytes = strlen(name);
     CHECK(name_bytes < SPEC_NAME_BYTES_MAX);
     for (int i = 0; i < 8; i++)
         text[i] = (uint8_t)(spec->seed >> (8 * i));
-    memcpy(text + 8, tensor->name, name_bytes);
+    memcpy(text + 8, name, name_bytes); /* NOLINT(bugprone-not-null-terminated-result): bytes */
     uint8_t sha[SHA256_DIGEST_LENGTH];
     const uint8_t *done = SHA256(text, 8 + name_bytes, sha);
     CHECK(done != NULL); /* fails only where libcrypto was built without SHA-256 */
@@ -395,6 +446,25 @@ static void compare_tensor(struct comparison *c, const struct spec *open, const 
     same_real(c, o->init_b, a->init_b, "tensor '%s': init[2]", name);
 }
 
+/* Before units are counted: of which one the number of tiles differs. */
+static void compare_tiles(struct comparison *c, const struct spec *open, const struct spec *asked)
+{
+    const uint32_t least = open->unit_count < asked->unit_count ? open->unit_count
+                                                                : asked->unit_count;
+    for (uint32_t i = 0; c->status == SHD_OK && i < least; i++) {
+        const struct spec_unit *o = &open->units[i], *a = &asked->units[i];
+        char name[SPEC_NAME_BYTES_MAX], asked_name[SPEC_NAME_BYTES_MAX];
+        if (o->tiles == a->tiles)
+            continue;
+        spec_unit_whole_name(o, name);
+        spec_unit_whole_name(a, asked_name);
+        if (strcmp(name, asked_name) != 0)
+            return; /* other units: they are compared later */
+        same_u64(c, o->tiles > 0 ? o->tiles : 1, a->tiles > 0 ? a->tiles : 1, "unit '%s': tiles",
+                 name);
+    }
+}
+
 static void compare_unit(struct comparison *c, const struct spec *open, const struct spec *asked,
                          uint32_t i)
 {
@@ -436,6 +506,7 @@ int spec_compare(const struct spec *open, const struct spec *asked, struct shd_e
     compare_guard(&c, open->guard, asked->guard);
     same_text(&c, open->guard_audit ? "true" : "false", asked->guard_audit ? "true" : "false",
               "guard_audit");
+    compare_tiles(&c, open, asked);
     same_u64(&c, open->unit_count, asked->unit_count, "number of units");
     for (uint32_t i = 0; c.status == SHD_OK && i < open->unit_count; i++)
         compare_unit(&c, open, asked, i);

@@ -60,6 +60,8 @@ struct spec_group {
 
 struct spec_tensor {
     char *name; /* owned, unique in the model */
+    char *of;   /* owned: the tensor it is rows of (spec_tiles.h); NULL: it is not cut */
+    uint64_t of_rows, first_row; /* how many that one has; the first of them that it is */
     uint32_t rank;
     uint64_t shape[SPEC_RANK_MAX]; /* each > 0 */
     uint64_t elems;                /* product of shape */
@@ -79,12 +81,13 @@ struct spec_unit {
     uint64_t elems;        /* end of the last tensor, padded to SHD_BLOCK_ELEMS */
     uint32_t uses[SPEC_USES_MAX];
     uint32_t uses_count;
-    bool frozen;     /* its tensors are not trainable: no gradient, no optimizer state */
-    bool skips_idle; /* its tensors' groups do, all of them; of a frozen one it says nothing */
-    bool mean;       /* its tensors' groups do: returned are values, in fp32; no moments */
-    bool whole;      /* "place": it is of one owner, whole (share/deal.h); where `wholes` */
-    bool wholes;     /* some of its tensors are updated as a whole */
-    bool adafactor;  /* all are, by Adafactor: no moments; the last one is its statistics */
+    uint32_t tile, tiles; /* it is that one of so many; tiles 0: it is not cut */
+    bool frozen;          /* its tensors are not trainable: no gradient, no optimizer state */
+    bool skips_idle;      /* its tensors' groups do, all of them; of a frozen one it says nothing */
+    bool mean;            /* its tensors' groups do: returned are values, in fp32; no moments */
+    bool whole;           /* "place": it is of one owner, whole (share/deal.h); where `wholes` */
+    bool wholes;          /* some of its tensors are updated as a whole */
+    bool adafactor;       /* all are, by Adafactor: no moments; the last one is its statistics */
 };
 
 struct guard;
@@ -126,6 +129,22 @@ void spec_free(struct spec *spec); /* NULL is a no-op */
 
 /* The tensor of this name, of a spec that was parsed. False: there is none. */
 bool spec_find_tensor(const struct spec *spec, const char *name, uint32_t *ret_index);
+
+/* The name of a unit in the JSON: without "/TILE". */
+void spec_unit_whole_name(const struct spec_unit *unit, char ret_name[SPEC_NAME_BYTES_MAX]);
+
+/* -- The tensor in the JSON that a tensor is, or is rows of --------------------------------- */
+
+const char *spec_whole_name(const struct spec_tensor *t);
+uint64_t spec_whole_size(const struct spec_tensor *t, uint32_t d); /* shape[d] of it */
+uint64_t spec_whole_first(const struct spec_tensor *t);            /* t's first element in it */
+uint64_t spec_whole_elems(const struct spec_tensor *t);
+
+/* The first of its tiles, or it is not cut: one of a whole one's parts that stands for it. */
+bool spec_whole_begins(const struct spec_tensor *t);
+
+/* Is rank and shape its? */
+bool spec_whole_is(const struct spec_tensor *t, uint32_t rank, const uint64_t *shape);
 
 /* SHD_OK when asked describes the same model as open; else SHD_ESPEC with the first difference,
  * tensor and field named with both values: "tensor 'h.0.mlp.c_fc.weight': shape[1] is 512, the
@@ -173,7 +192,7 @@ enum spec_optimizer spec_unit_optimizer(const struct spec *spec, uint32_t unit);
 enum shd_dtype spec_unit_grad_dtype(const struct spec *spec, uint32_t unit);
 
 /* Philox key of a tensor's initial values: first 8 bytes, little-endian, of
- * SHA-256(seed as 8 bytes little-endian, then the name without NUL). */
+ * SHA-256(seed as 8 bytes little-endian, then the name without NUL), of the whole tensor's name. */
 uint64_t spec_tensor_key(const struct spec *spec, const struct spec_tensor *tensor);
 
 /* The shortest decimal that reads back as x. */

@@ -13,20 +13,29 @@
 #include "proto/spec/spec_node.h"
 #include "proto/spec/spec_optimizer.h"
 #include "proto/spec/spec_ramp.h"
+#include "proto/spec/spec_tiles.h"
 #include "proto/spec/spec_write.h"
+
+struct written {           /* a unit as the JSON has it */
+    char *name;            /* owned */
+    uint32_t first, tiles; /* of its units; tiles 0: one, which is not cut */
+};
 
 struct parser {
     struct spec *spec;       /* owned until handed out */
-    uint32_t *units_by_name; /* owned: their indices in order of names; NULL: not all known yet */
+    struct written *written; /* owned, [written_count] */
+    bool named;              /* names of units that are not cut are the spec's */
+    uint32_t written_count;
+    uint32_t *by_name; /* owned: their indices in order of names; NULL: not all known yet */
     struct shd_err *e;
 };
 
 /* -- Names ------------------------------------------------------------------------------------ */
 
-_Static_assert(offsetof(struct spec_tensor, name) == 0 && offsetof(struct spec_unit, name) == 0,
+_Static_assert(offsetof(struct spec_tensor, name) == 0 && offsetof(struct written, name) == 0,
                "a name is the first of what it names");
 
-struct names { /* of units or tensors */
+struct names { /* of units as they are written, or tensors */
     const void *items;
     size_t item_bytes;
     uint32_t count;
@@ -296,6 +305,8 @@ static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, 
     for (uint32_t i = 0; i < count; i++, item = node_next(&item)) {
         struct spec_tensor *t = &s->tensors[u->first_tensor + i];
         int r = parse_tensor(p, &item, u->first_tensor + i);
+        if (r == SHD_OK && u->tiles > 0)
+            r = spec_tile_cut(s, u, &item, t, p->e);
         if (r == SHD_OK)
             r = check_trainable(p, &item, u, t);
         if (r != SHD_OK)
@@ -327,17 +338,17 @@ static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, 
 }
 
 /* The unit that n names; all of them are known. */
-static int find_unit(const struct parser *p, const struct node *n, uint32_t *ret_unit)
+static int find_unit(const struct parser *p, const struct node *n, const struct written **ret_unit)
 {
     const char *name = NULL;
-    uint32_t first = 0, end = p->spec->unit_count;
+    uint32_t first = 0, end = p->written_count;
     const int r = node_text(n, &name, p->e);
-    CHECK(end == 0 || p->units_by_name != NULL);
+    CHECK(end == 0 || p->by_name != NULL);
     while (r == SHD_OK && first < end) {
-        const uint32_t middle = first + (end - first) / 2, unit = p->units_by_name[middle];
-        const int order = strcmp(name, p->spec->units[unit].name);
+        const uint32_t middle = first + (end - first) / 2, index = p->by_name[middle];
+        const int order = strcmp(name, p->written[index].name);
         if (order == 0) {
-            *ret_unit = unit;
+            *ret_unit = &p->written[index];
             return SHD_OK;
         }
         if (order < 0)
@@ -346,6 +357,25 @@ static int find_unit(const struct parser *p, const struct node *n, uint32_t *ret
             first = middle + 1;
     }
     return r == SHD_OK ? no_such(n, "unit", name, p->e) : r;
+}
+
+/* A unit that is cut is used with all its tiles. */
+static int add_used(struct parser *p, const struct node *n, struct spec_unit *u,
+                    const struct written *used)
+{
+    const uint32_t tiles = used->tiles > 0 ? used->tiles : 1;
+    for (uint32_t k = 0; k < u->uses_count; k++)
+        if (u->uses[k] == used->first)
+            return err_set(p->e, SHD_EINVAL, "%s '%s' is listed twice", node_path(n).text,
+                           used->name);
+    if (tiles > SPEC_USES_MAX - u->uses_count)
+        return err_set(p->e, SHD_ERANGE,
+                       "%s is '%s', which is cut into %" PRIu32
+                       " tiles: the unit would use %" PRIu32 ", at most %u",
+                       node_path(n).text, used->name, tiles, u->uses_count + tiles, SPEC_USES_MAX);
+    for (uint32_t k = 0; k < tiles; k++)
+        u->uses[u->uses_count++] = used->first + k;
+    return SHD_OK;
 }
 
 static int parse_uses(struct parser *p, const struct node *n, uint32_t unit)
@@ -357,39 +387,46 @@ static int parse_uses(struct parser *p, const struct node *n, uint32_t unit)
     int r = node_array(n, 0, SPEC_USES_MAX, &count, p->e);
     struct node item = node_item(n, 0);
     for (uint32_t i = 0; r == SHD_OK && i < count; i++, item = node_next(&item)) {
-        uint32_t used = 0;
+        const struct written *used = NULL;
         r = find_unit(p, &item, &used);
         if (r != SHD_OK)
             return r;
-        if (used == unit)
+        CHECK(used != NULL);
+        if (used->first == unit - u->tile)
             return err_set(p->e, SHD_EINVAL, "%s is '%s', the unit itself", node_path(&item).text,
-                           u->name);
-        for (uint32_t k = 0; k < i; k++)
-            if (u->uses[k] == used)
-                return err_set(p->e, SHD_EINVAL, "%s '%s' is listed twice", node_path(&item).text,
-                               p->spec->units[used].name);
-        u->uses[i] = used;
-        u->uses_count = i + 1;
+                           used->name);
+        r = add_used(p, &item, u, used);
     }
     return r;
 }
 
 static int parse_unit_names(struct parser *p, const struct node *n)
 {
-    static const char *const known[] = { "name", "uses", "place", "tensors" };
-    struct spec *s = p->spec;
-    uint32_t twice = UINT32_MAX, of = 0;
+    static const char *const known[] = { "name", "uses", "place", "tensors", "tiles" };
+    uint32_t twice = UINT32_MAX, of = 0, units = 0;
     int r = SHD_OK;
     struct node item = node_item(n, 0);
-    for (uint32_t i = 0; r == SHD_OK && i < s->unit_count; i++, item = node_next(&item)) {
+    for (uint32_t i = 0; r == SHD_OK && i < p->written_count; i++, item = node_next(&item)) {
         const struct node name = node_field(&item, "name");
+        struct written *w = &p->written[i];
         r = node_object(&item, known, ARRAY_SIZE(known), p->e);
         if (r == SHD_OK)
-            r = node_name(&name, &s->units[i].name, p->e);
+            r = node_name(&name, &w->name, p->e);
+        if (r == SHD_OK)
+            r = spec_tiles_parse(p->spec, &item, &w->tiles, p->e);
+        const uint32_t more = w->tiles > 0 ? w->tiles : 1;
+        if (r == SHD_OK && more > SHD_UNITS_MAX - units)
+            r = err_set(p->e, SHD_ERANGE,
+                        "%s: the model reaches %" PRIu32 " units with its tiles, the limit is %u",
+                        node_path(&item).text, units + more, SHD_UNITS_MAX);
+        w->first = units;
+        units += more;
     }
     if (r == SHD_OK)
-        r = sort_names((struct names){ s->units, sizeof *s->units, s->unit_count },
-                       &p->units_by_name, &twice, &of, p->e);
+        r = sort_names((struct names){ p->written, sizeof *p->written, p->written_count },
+                       &p->by_name, &twice, &of, p->e);
+    if (r == SHD_OK && twice == UINT32_MAX)
+        p->spec->unit_count = units;
     if (r != SHD_OK || twice == UINT32_MAX)
         return r;
     item = node_item(n, twice);
@@ -397,29 +434,104 @@ static int parse_unit_names(struct parser *p, const struct node *n)
     return named_twice(&name, "unit", of, p->e);
 }
 
+/* Each with its name and what it is a tile of. */
+static int make_units(struct parser *p, const struct node *n)
+{
+    struct spec *s = p->spec;
+    s->units = sys_calloc(s->unit_count, sizeof *s->units);
+    if (s->units == NULL)
+        return node_no_memory(p->e);
+    int r = SHD_OK;
+    p->named = true;
+    struct node item = node_item(n, 0);
+    for (uint32_t i = 0; i < p->written_count; i++, item = node_next(&item)) {
+        const struct written *w = &p->written[i];
+        struct spec_unit *u = &s->units[w->first];
+        const struct node name = node_field(&item, "name");
+        if (w->tiles == 0)
+            u->name = w->name; /* whose owner it is now */
+        for (uint32_t k = 0; r == SHD_OK && k < w->tiles; k++) {
+            u[k].tile = k;
+            u[k].tiles = w->tiles;
+            r = spec_tile_name(w->name, k, &name, &u[k].name, p->e);
+        }
+    }
+    return r;
+}
+
+/* Tensor counts of a unit as it is written. *total is the sum over the units so far. */
+static int count_unit(struct parser *p, const struct node *item, const struct written *w,
+                      uint32_t *total)
+{
+    struct spec *s = p->spec;
+    const struct node tensors = node_field(item, "tensors");
+    uint32_t count = 0;
+    const int r = node_array(&tensors, 1, SHD_TENSORS_MAX, &count, p->e);
+    if (r != SHD_OK)
+        return r;
+    const uint64_t all = (uint64_t)count * (w->tiles > 0 ? w->tiles : 1);
+    if (all > SHD_TENSORS_MAX - *total)
+        return err_set(p->e, SHD_ERANGE,
+                       "%s: the model reaches %" PRIu64 " tensors, the limit is %u",
+                       node_path(&tensors).text, *total + all, SHD_TENSORS_MAX);
+    count += spec_adafactor_has(s, item);
+    for (uint32_t k = 0; k < (w->tiles > 0 ? w->tiles : 1); k++) {
+        s->units[w->first + k].tensor_count = count;
+        s->units[w->first + k].first_tensor = *total;
+        *total += count;
+    }
+    return SHD_OK;
+}
+
 /* Tensor counts of all units, and room for the tensors. */
 static int count_tensors(struct parser *p, const struct node *n)
 {
     struct spec *s = p->spec;
     uint32_t total = 0;
+    int r = SHD_OK;
     struct node item = node_item(n, 0);
-    for (uint32_t i = 0; i < s->unit_count; i++, item = node_next(&item)) {
-        const struct node tensors = node_field(&item, "tensors");
-        int r = node_array(&tensors, 1, SHD_TENSORS_MAX, &s->units[i].tensor_count, p->e);
-        if (r == SHD_OK && s->units[i].tensor_count > SHD_TENSORS_MAX - total)
-            r = err_set(
-                p->e, SHD_ERANGE, "%s: the model reaches %" PRIu32 " tensors, the limit is %u",
-                node_path(&tensors).text, total + s->units[i].tensor_count, SHD_TENSORS_MAX);
-        if (r != SHD_OK)
-            return r;
-        s->units[i].tensor_count += spec_adafactor_has(s, &item);
-        s->units[i].first_tensor = total;
-        total += s->units[i].tensor_count;
-    }
+    for (uint32_t i = 0; r == SHD_OK && i < p->written_count; i++, item = node_next(&item))
+        r = count_unit(p, &item, &p->written[i], &total);
+    if (r != SHD_OK)
+        return r;
     s->tensors = sys_calloc(total, sizeof *s->tensors);
     if (s->tensors == NULL)
         return node_no_memory(p->e);
     s->tensor_count = total;
+    return SHD_OK;
+}
+
+/* Its place in the JSON, of which nodes are borrowed. */
+struct tensor_node {
+    struct node unit, tensors, tensor;
+};
+
+static void find_tensor(const struct parser *p, const struct node *units, uint32_t tensor,
+                        struct tensor_node *ret_node)
+{
+    const uint32_t unit = p->spec->tensors[tensor].unit;
+    uint32_t i = 0;
+    while (i + 1 < p->written_count && p->written[i + 1].first <= unit)
+        i++;
+    ret_node->unit = node_item(units, i);
+    ret_node->tensors = node_field(&ret_node->unit, "tensors");
+    ret_node->tensor = node_item(&ret_node->tensors, tensor - p->spec->units[unit].first_tensor);
+}
+
+/* No tensor has the name of one that is cut. */
+static int check_cut_names(const struct parser *p, const struct node *units)
+{
+    const struct spec *s = p->spec;
+    for (uint32_t t = 0; t < s->tensor_count; t++) {
+        const struct spec_tensor *cut = &s->tensors[t];
+        uint32_t other = 0;
+        if (cut->of == NULL || !spec_whole_begins(cut) || !spec_find_tensor(s, cut->of, &other))
+            continue;
+        struct tensor_node found;
+        find_tensor(p, units, t, &found);
+        const struct node name = node_field(&found.tensor, "name");
+        return named_twice(&name, "tensor", other, p->e);
+    }
     return SHD_OK;
 }
 
@@ -431,41 +543,50 @@ static int check_tensor_names(struct parser *p, const struct node *units)
     const int r = sort_names((struct names){ s->tensors, sizeof *s->tensors, s->tensor_count },
                              &s->by_name, &twice, &of, p->e);
     if (r != SHD_OK || twice == UINT32_MAX)
-        return r;
-    const uint32_t unit = s->tensors[twice].unit;
-    const struct node item = node_item(units, unit), tensors = node_field(&item, "tensors");
+        return r == SHD_OK ? check_cut_names(p, units) : r;
+    struct tensor_node found;
+    find_tensor(p, units, twice, &found);
     if (s->tensors[twice].statistics)
         return err_set(p->e, SHD_EINVAL,
                        "%s: Adafactor's statistics are called '%.60s', which is the name of tensor "
                        "%" PRIu32 " too",
-                       node_path(&item).text, s->tensors[twice].name, of);
-    const struct node tensor = node_item(&tensors, twice - s->units[unit].first_tensor);
-    const struct node name = node_field(&tensor, "name");
+                       node_path(&found.unit).text, s->tensors[twice].name, of);
+    const struct node name = node_field(&found.tensor, "name");
     return named_twice(&name, "tensor", of, p->e);
+}
+
+static int parse_unit(struct parser *p, const struct node *item, const struct written *w,
+                      uint64_t *padded)
+{
+    const struct node uses = node_field(item, "uses");
+    int r = SHD_OK;
+    for (uint32_t k = 0; r == SHD_OK && k < (w->tiles > 0 ? w->tiles : 1); k++) {
+        r = parse_tensors(p, item, w->first + k, padded);
+        if (r == SHD_OK)
+            r = parse_uses(p, &uses, w->first + k);
+    }
+    return r;
 }
 
 static int parse_units(struct parser *p, const struct node *n)
 {
-    struct spec *s = p->spec;
     uint32_t count = 0;
     int r = node_array(n, 1, SHD_UNITS_MAX, &count, p->e);
     if (r != SHD_OK)
         return r;
-    s->units = sys_calloc(count, sizeof *s->units);
-    if (s->units == NULL)
+    p->written = sys_calloc(count, sizeof *p->written);
+    if (p->written == NULL)
         return node_no_memory(p->e);
-    s->unit_count = count;
+    p->written_count = count;
     r = parse_unit_names(p, n);
+    if (r == SHD_OK)
+        r = make_units(p, n);
     if (r == SHD_OK)
         r = count_tensors(p, n);
     uint64_t padded = 0;
     struct node item = node_item(n, 0);
-    for (uint32_t i = 0; r == SHD_OK && i < count; i++, item = node_next(&item)) {
-        const struct node uses = node_field(&item, "uses");
-        r = parse_tensors(p, &item, i, &padded);
-        if (r == SHD_OK)
-            r = parse_uses(p, &uses, i);
-    }
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++, item = node_next(&item))
+        r = parse_unit(p, &item, &p->written[i], &padded);
     return r == SHD_OK ? check_tensor_names(p, n) : r;
 }
 
@@ -607,6 +728,15 @@ int spec_check_amount(const char *json, size_t bytes, struct shd_err *e)
     return text_check_amount(json, bytes, &values, e);
 }
 
+static void free_written(struct parser *p)
+{
+    for (uint32_t i = 0; p->written != NULL && i < p->written_count; i++)
+        if (p->written[i].tiles > 0 || !p->named)
+            free(p->written[i].name);
+    free(p->written);
+    free(p->by_name);
+}
+
 int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct shd_err *e)
 {
     struct text_doc doc = { 0 };
@@ -623,7 +753,7 @@ int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct sh
         *ret_spec = p.spec;
     else
         spec_free(p.spec);
-    free(p.units_by_name);
+    free_written(&p);
     text_free(&doc);
     return r;
 }

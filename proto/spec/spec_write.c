@@ -97,11 +97,11 @@ static void put_real(struct text *t, double x)
 
 static void put_tensor(struct text *t, const struct spec *spec, const struct spec_tensor *tensor)
 {
-    put_named(t, "{\"name\":", tensor->name);
+    put_named(t, "{\"name\":", spec_whole_name(tensor));
     put(t, ",\"shape\":[");
     for (uint32_t i = 0; i < tensor->rank; i++) {
         put(t, i > 0 ? "," : "");
-        put_integer(t, tensor->shape[i]);
+        put_integer(t, spec_whole_size(tensor, i));
     }
     put_named(t, "],\"group\":", spec->groups[tensor->group].name);
     put_named(t, ",\"init\":[", spec_init_rows[tensor->init].kind);
@@ -114,12 +114,29 @@ static void put_tensor(struct text *t, const struct spec *spec, const struct spe
     put(t, tensor->trainable ? "],\"trainable\":true}" : "],\"trainable\":false}");
 }
 
+/* The first of its tiles stands for a unit, here and where it is used. */
+static void put_uses(struct text *t, const struct spec *spec, const struct spec_unit *unit)
+{
+    char name[SPEC_NAME_BYTES_MAX];
+    for (uint32_t i = 0; i < unit->uses_count; i++) {
+        const struct spec_unit *used = &spec->units[unit->uses[i]];
+        spec_unit_whole_name(used, name);
+        if (used->tile == 0)
+            put_named(t, i > 0 ? "," : "", name);
+    }
+}
+
 static void put_unit(struct text *t, const struct spec *spec, const struct spec_unit *unit)
 {
-    put_named(t, "{\"name\":", unit->name);
+    char name[SPEC_NAME_BYTES_MAX];
+    spec_unit_whole_name(unit, name);
+    put_named(t, "{\"name\":", name);
+    if (unit->tiles > 0) { /* as "grad_dtype" */
+        put(t, ",\"tiles\":");
+        put_integer(t, unit->tiles);
+    }
     put(t, ",\"uses\":[");
-    for (uint32_t i = 0; i < unit->uses_count; i++)
-        put_named(t, i > 0 ? "," : "", spec->units[unit->uses[i]].name);
+    put_uses(t, spec, unit);
     put(t, "],\"tensors\":[");
     for (uint32_t i = 0; i < unit->tensor_count; i++) {
         if (spec->tensors[unit->first_tensor + i].statistics)
@@ -136,6 +153,8 @@ static char *units_text(const struct spec *spec, size_t *ret_bytes)
     struct text t = { 0 };
     put(&t, "[");
     for (uint32_t i = 0; i < spec->unit_count; i++) {
+        if (spec->units[i].tile > 0)
+            continue;
         put(&t, i > 0 ? "," : "");
         put_unit(&t, spec, &spec->units[i]);
     }

@@ -99,7 +99,8 @@ static json_t *another(json_t *root, unsigned *rng)
 
 static void in_object(const struct pick *p, json_t *value, unsigned *rng)
 {
-    static const char *const keys[] = { "name", "shape", "uses", "group", "dtype", "x", "seed" };
+    static const char *const keys[] = { "name",  "shape", "uses", "group",
+                                        "dtype", "tiles", "x",    "seed" };
     char key[64];
     snprintf(key, sizeof key, "%s", p->key);
     switch (random_next(rng) % 4) {
@@ -258,6 +259,10 @@ static const char *const specs[] = {
     "{\"name\":\"l\",\"micro_batches\":8,\"optimizer\":{\"kind\":\"lion\",\"beta1\":0.9},"
     "\"publish\":\"f16\",\"units\":[{\"name\":\"u\",\"tensors\":[{\"name\":\"t\","
     "\"shape\":[1048576,268435456]}]}]}",
+    "{\"name\":\"t\",\"micro_batches\":2,\"optimizer\":{\"kind\":\"sgd\"},"
+    "\"units\":[{\"name\":\"a\",\"tiles\":3,\"tensors\":[{\"name\":\"w\",\"shape\":[7,5]},"
+    "{\"name\":\"b\",\"shape\":[4]}]},{\"name\":\"z\",\"uses\":[\"a\"],\"tiles\":2,"
+    "\"tensors\":[{\"name\":\"y\",\"shape\":[2,3]}]}]}",
 };
 
 static size_t spec_seed(unsigned index, uint8_t *buf, size_t bytes_max)

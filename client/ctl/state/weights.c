@@ -29,13 +29,14 @@ int weights_new(const shd_model *m, struct weights *ret_weights, struct shd_err 
     uint32_t count = 0;
     for (uint32_t t = 0; t < spec->tensor_count; t++) {
         const struct spec_tensor *from = &spec->tensors[t];
-        if (from->statistics) /* an optimizer's, no weights */
+        if (from->statistics || !spec_whole_begins(from)) /* an optimizer's; rows of one before */
             continue;
         struct safetensors_tensor *to = &w.tensors[count++];
-        *to = (struct safetensors_tensor){ .name = from->name,
+        *to = (struct safetensors_tensor){ .name = spec_whole_name(from),
                                            .dtype = dtype_of(spec->publish),
                                            .rank = from->rank };
-        memcpy(to->shape, from->shape, sizeof from->shape);
+        for (uint32_t d = 0; d < from->rank; d++)
+            to->shape[d] = spec_whole_size(from, d);
     }
     const int r = safetensors_header(w.tensors, count, &w.header, e);
     if (r == SHD_OK)
@@ -52,20 +53,25 @@ void weights_free(struct weights *w)
     *w = (struct weights){ 0 };
 }
 
-/* *next: of the tensors, the unit's first one. */
+/* *next: of the tensors, the one behind the last unit's. A tile has rows of those that the first
+ * tile began. */
 static int write_unit(const struct weights *w, uint32_t unit, uint32_t *next, int fd,
                       const char *name, struct shd_err *e)
 {
     const struct spec *spec = w->model->spec;
     const struct spec_unit *u = &spec->units[unit];
     const uint8_t *pinned = shd_pinned(w->model, unit);
+    const uint64_t size = dtype_bytes(spec->publish);
     int r = SHD_OK;
+    if (u->tile > 0)
+        *next -= u->tensor_count;
     for (uint32_t t = u->first_tensor; r == SHD_OK && t < u->first_tensor + u->tensor_count; t++) {
-        if (spec->tensors[t].statistics)
+        const struct spec_tensor *from = &spec->tensors[t];
+        if (from->statistics)
             continue;
         const struct safetensors_tensor *to = &w->tensors[(*next)++];
-        r = ckpt_pwrite(fd, pinned + spec->tensors[t].offset_elems * dtype_bytes(spec->publish),
-                        to->bytes, to->at_bytes, name, e);
+        r = ckpt_pwrite(fd, pinned + from->offset_elems * size, from->elems * size,
+                        to->at_bytes + spec_whole_first(from) * size, name, e);
     }
     return r;
 }

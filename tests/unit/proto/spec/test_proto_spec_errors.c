@@ -554,9 +554,9 @@ TEST(every_failed_allocation_is_an_error_without_leak)
         EXPECT(s == NULL);
         failures++;
     }
-    /* text, its values, spec, name, ramp, groups + 2 names, units + 2 and their order, tensors + 2
-     * and theirs */
-    EXPECT_EQ(failures, 16);
+    /* text, its values, spec, name, ramp, groups + 2 names, units as written + 2 and their order,
+     * units, tensors + 2 and theirs */
+    EXPECT_EQ(failures, 17);
 }
 
 TEST_MAIN()
