@@ -374,17 +374,11 @@ static int survey(struct builder *b, const struct plan_trace *trace, struct shd_
     return SHD_OK;
 }
 
-/* The least that is held at once, without any prefetch: a position's own needs where units may be
- * freed and fetched again (zero3), else everything the trace reads. */
-struct floor {
-    uint32_t units, units_at; /* units_at, bytes_at: the position that needs most; zero3 only */
-    uint64_t bytes;
-    uint32_t bytes_at;
-};
-
-static struct floor find_floor(const struct builder *b)
+/* Where units may be freed and fetched again (zero3) a position's own needs, else everything the
+ * trace reads. */
+static struct plan_floor find_floor(const struct builder *b)
 {
-    struct floor f = { 0 };
+    struct plan_floor f = { 0 };
     if (b->policy->strategy != PLAN_ZERO3) {
         for (uint32_t u = 0; u < b->spec->unit_count; u++)
             if (b->units[u].first != NOWHERE) {
@@ -399,42 +393,42 @@ static struct floor find_floor(const struct builder *b)
             bytes += b->units[need_unit(b, at, i)].bytes;
         if (need_count(b, at) > f.units) {
             f.units = need_count(b, at);
-            f.units_at = at;
+            f.units_unit = b->order[at];
         }
         if (bytes > f.bytes) {
             f.bytes = bytes;
-            f.bytes_at = at;
+            f.bytes_unit = b->order[at];
         }
     }
     return f;
 }
 
 static int refuse_bound(const struct builder *b, const char *field, uint64_t asked, uint64_t floor,
-                        uint32_t at, struct shd_err *e)
+                        uint32_t unit, struct shd_err *e)
 {
     if (b->policy->strategy != PLAN_ZERO3)
         return err_set(e, SHD_ERANGE,
                        "%s is %" PRIu64 ", must be at least %" PRIu64
                        ": %s holds all units at once, zero3 would not",
                        field, asked, floor, plan_strategy_name(b->policy->strategy));
-    const struct spec_unit *su = &b->spec->units[b->order[at]];
+    const struct spec_unit *su = &b->spec->units[unit];
     return err_set(e, SHD_ERANGE,
                    "%s is %" PRIu64 ", must be at least %" PRIu64 ": unit %" PRIu32 " '%.60s'%s, "
                    "without any prefetch",
-                   field, asked, floor, b->order[at], su->name,
+                   field, asked, floor, unit, su->name,
                    su->uses_count > 0 ? " and what it uses" : "");
 }
 
-static int check_bounds(const struct builder *b, struct shd_err *e)
+static int check_bounds(struct builder *b, struct shd_err *e)
 {
     const struct plan_policy *p = b->policy;
     if (b->plan.micros == 0 || b->count == 0)
         return SHD_OK;
-    const struct floor f = find_floor(b);
+    const struct plan_floor f = b->plan.floor = find_floor(b);
     if (p->max_live_units > 0 && p->max_live_units < f.units)
-        return refuse_bound(b, "max_live_units", p->max_live_units, f.units, f.units_at, e);
+        return refuse_bound(b, "max_live_units", p->max_live_units, f.units, f.units_unit, e);
     if (p->max_live_bytes > 0 && p->max_live_bytes < f.bytes)
-        return refuse_bound(b, "max_live_bytes", p->max_live_bytes, f.bytes, f.bytes_at, e);
+        return refuse_bound(b, "max_live_bytes", p->max_live_bytes, f.bytes, f.bytes_unit, e);
     return SHD_OK;
 }
 

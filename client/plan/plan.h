@@ -79,11 +79,20 @@ struct plan_cost {
     uint32_t fetches, returns;
 };
 
+/* The smallest bounds that can be kept: what is held at once without any prefetch. In zero3 what
+ * one unit needs, with those it uses, else everything. */
+struct plan_floor {
+    uint32_t units;
+    uint64_t bytes;                  /* 0: not known, of operations that were given */
+    uint32_t units_unit, bytes_unit; /* that need most; zero3 only */
+};
+
 struct plan {
     struct plan_op *ops; /* owned */
     uint32_t op_count;
     uint32_t micros;
     struct plan_cost cost;
+    struct plan_floor floor;
 };
 
 /* trace NULL: all units in spec order. micros: this worker's micro-batches, a multiple of

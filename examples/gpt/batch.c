@@ -25,7 +25,7 @@ uint64_t batch_most(const struct options *o, uint64_t bytes)
     uint64_t most = 0, over = GPT_BATCH_MAX + 1;
     while (over - most > 1) {
         const uint64_t batch = most + (over - most) / 2;
-        const uint64_t wanted = gpt_bytes(&shape, (uint32_t)batch, o->recompute,
+        const uint64_t wanted = gpt_bytes(&shape, (uint32_t)batch, o->layer.recompute,
                                           (uint32_t)o->threads);
         *(wanted > 0 && wanted <= bytes ? &most : &over) = batch;
     }
@@ -57,7 +57,8 @@ static int choose_anew(struct options *o, struct shd_err *e)
             e, SHD_ENOMEM,
             "--batch auto: there is no room for the activations of one sequence (%" PRIu64
             " MiB for each of %" PRIu32 " workers of this host): lower --seq%s",
-            room >> 20, o->chosen.local_world, o->recompute ? "" : ", or add --recompute");
+            room >> 20, o->chosen.local_world,
+            o->layer.recompute || o->layer.tiles > 1 ? "" : ", or add --recompute");
     o->micro_batches = m;
     return SHD_OK;
 }

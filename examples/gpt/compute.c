@@ -19,7 +19,7 @@ static struct backend_config compute_config(const struct compute *c)
     return (struct backend_config){ .shape = &c->shape,
                                     .layout = &c->layout,
                                     .batch = (uint32_t)o->batch,
-                                    .recompute = o->recompute,
+                                    .recompute = o->layer.recompute,
                                     .publish = o->chosen.publish,
                                     .gemm = c->gemm,
                                     .pool = c->pool,
@@ -44,7 +44,7 @@ int compute_init(struct compute *c, struct shd_err *e)
     const uint32_t units = gpt_units(&c->shape);
     const struct backend_config config = compute_config(c);
     const int r = c->backend_new(&config, &c->backend, e);
-    if (r == SHD_ENOMEM && !o->recompute)
+    if (r == SHD_ENOMEM && !o->layer.recompute && o->layer.tiles <= 1)
         return err_set(e, r, "%s; or add --recompute: activations of one layer at a time", e->text);
     if (r != SHD_OK)
         return r;

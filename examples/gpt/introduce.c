@@ -22,6 +22,9 @@ void introduce_model(struct progress *p, const struct compute *c)
                   data_files(c->data));
     if (o->experts > 0)
         progress_note(p, "%ju experts per layer, one for each token", (uintmax_t)o->experts);
+    if (o->layer.tiles > 1)
+        progress_note(p, "matrices in %ju tiles each: %u units", (uintmax_t)o->layer.tiles,
+                      gpt_units(shape));
     if (o->adapters > 0)
         progress_note(p, "adapters of rank %ju: %.3f M parameters are trained, the rest is frozen",
                       (uintmax_t)o->adapters, (double)gpt_parameters_trained(shape) * 1e-6);
@@ -43,9 +46,9 @@ static void introduce_schedule(struct progress *p, const struct compute *c)
                   paths[shd_path(c->model)], o->precision, o->grad_precision, o->accumulate);
     const struct backend *b = c->backend;
     progress_note(p, "activations %.1f MB (%.1f MB %s --recompute)",
-                  (double)b->activation_bytes[o->recompute] * 1e-6,
-                  (double)b->activation_bytes[!o->recompute] * 1e-6,
-                  o->recompute ? "without" : "with");
+                  (double)b->activation_bytes[o->layer.recompute] * 1e-6,
+                  (double)b->activation_bytes[!o->layer.recompute] * 1e-6,
+                  o->layer.recompute ? "without" : "with");
     if (b->describe[0] != '\0')
         progress_note(p, "computed on %s", b->describe);
     if (c->gemm != GEMM_FULL)

@@ -130,6 +130,16 @@ static struct gemm_in linear_lay(struct pool *pool, const struct linear *lin,
     return gemm_plain(lin->scratch, job.stride);
 }
 
+static uint64_t x_stride(const struct linear *lin)
+{
+    return lin->x_stride > 0 ? lin->x_stride : lin->in;
+}
+
+static uint64_t y_stride(const struct linear *lin)
+{
+    return lin->y_stride > 0 ? lin->y_stride : lin->out;
+}
+
 /* -- Products -------------------------------------------------------------------------------- */
 
 /* Add plus's tile t to y, whose rows are stride apart. */
@@ -162,13 +172,13 @@ static void linear_forward_task(void *ctx, uint32_t task, uint32_t thread)
     const struct linear_forward_job *job = ctx;
     const struct linear *lin = job->lin;
     const struct linear_tile t = grid_tile(job->grid, task);
-    const uint64_t at = t.row * lin->out + t.col;
+    const uint64_t from = x_stride(lin), to = y_stride(lin), at = t.row * to + t.col;
     gemm_run(lin->gemm, (struct gemm_size){ t.rows, t.cols, lin->in },
-             gemm_plain(job->x + t.row * lin->in, lin->in), right_tile(job->weight, t.col), 0,
-             job->y + at, lin->out);
+             gemm_plain(job->x + t.row * from, from), right_tile(job->weight, t.col),
+             lin->add ? 1 : 0, job->y + at, to);
     linear_add(lin, lin->plus, t, job->y + at, lin->out);
 
-    const struct vec_tile tile = { t.rows, t.cols, lin->out };
+    const struct vec_tile tile = { t.rows, t.cols, to };
     if (job->then == LINEAR_GELU)
         job->vec->bias_gelu(job->y + at, job->other + at, lin->bias + t.col, tile);
     else if (job->then == LINEAR_RESIDUAL)
@@ -209,14 +219,14 @@ static void linear_input_tile(const struct linear_backward_job *job, uint32_t in
 {
     const struct linear *lin = job->lin;
     const struct linear_tile t = grid_tile(job->input_grid, index);
-    const uint64_t at = t.row * lin->in + t.col;
+    const uint64_t from = y_stride(lin), to = x_stride(lin), at = t.row * to + t.col;
     gemm_run(lin->gemm, (struct gemm_size){ t.rows, t.cols, lin->out },
-             gemm_plain(job->g->dy + t.row * lin->out, lin->out), right_tile(job->weight, t.col), 0,
-             job->g->dx + at, lin->in);
+             gemm_plain(job->g->dy + t.row * from, from), right_tile(job->weight, t.col),
+             lin->add ? 1 : 0, job->g->dx + at, to);
     linear_add(lin, job->g->plus, t, job->g->dx + at, lin->in);
     if (job->g->slope != NULL)
         job->vec->gelu_grad(job->g->dx + at, job->g->slope + at,
-                            (struct vec_tile){ t.rows, t.cols, lin->in });
+                            (struct vec_tile){ t.rows, t.cols, to });
 }
 
 /* dW = x^T dy, or dy^T x when transposed. */
@@ -227,8 +237,10 @@ static void linear_weight_tile(const struct linear_backward_job *job, uint32_t i
     const struct linear_tile t = grid_tile(grid, index);
     const real *left = lin->transposed ? job->g->dy : job->g->x;
     const real *right = lin->transposed ? job->g->x : job->g->dy;
+    const uint64_t x = x_stride(lin), y = y_stride(lin);
     gemm_run(lin->gemm, (struct gemm_size){ t.rows, t.cols, lin->rows },
-             gemm_transposed(left + t.row, grid.rows), gemm_plain(right + t.col, grid.cols), 0,
+             gemm_transposed(left + t.row, lin->transposed ? y : x),
+             gemm_plain(right + t.col, lin->transposed ? x : y), 0,
              job->g->dweight + t.row * grid.cols + t.col, grid.cols);
 }
 
@@ -249,7 +261,7 @@ static void linear_backward_task(void *ctx, uint32_t task, uint32_t thread)
     const uint64_t out = job->lin->out, col = (uint64_t)task * LINEAR_BIAS_COLS;
     const uint64_t cols = out - col < LINEAR_BIAS_COLS ? out - col : LINEAR_BIAS_COLS;
     job->vec->col_sums(job->g->dbias + col, job->g->dy + col,
-                       (struct vec_tile){ job->lin->rows, cols, out });
+                       (struct vec_tile){ job->lin->rows, cols, y_stride(job->lin) });
 }
 
 void linear_backward(struct pool *pool, const struct linear *lin, const struct linear_grads *g)

@@ -30,6 +30,9 @@ struct linear {
     const struct linear_plus *plus; /* NULL, or: added to y before the bias */
     real *scratch; /* [linear_scratch(in, out)], overwritten: the weight as a product reads it
                       fastest; NULL: it is read as it lies */
+    int add;       /* to what y has, backward dx; not with plus, or slope */
+    uint64_t x_stride, y_stride; /* of the rows of x, dx and slope; of y, dy and other. 0: in, out;
+                                    other than out not with plus */
 };
 
 /* Elements of the scratch of a weight. */

@@ -10,6 +10,7 @@
 #include "examples/gpt/attention.h"
 #include "examples/gpt/linear.h"
 #include "examples/gpt/model_layer.h"
+#include "examples/gpt/model_tiles.h"
 #include "proto/base/status.h"
 
 #define GPT_SLAB_ALIGN 64
@@ -141,6 +142,8 @@ int gpt_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint
     const int r = gpt_shape_check(shape, e);
     if (r != SHD_OK)
         return r;
+    if (recompute && shape->tiles > 0)
+        return err_set(e, SHD_ENOTSUP, "recompute of a model in tiles is not supported");
     if (batch < 1 || batch > GPT_BATCH_MAX)
         return err_set(e, SHD_ERANGE, "batch is %u, limits are 1 to %d", batch, GPT_BATCH_MAX);
     struct gpt *g = calloc(1, sizeof *g);
@@ -303,30 +306,66 @@ static void head_loss_task(void *ctx, uint32_t task, uint32_t thread)
                           (real)(g->loss_scale / (double)g->rows), g->losses + row);
 }
 
+static void head_loss(struct gpt *g)
+{
+    pool_run(g->pool, model_tasks(g->rows, GPT_HEAD_ROWS), head_loss_task, g);
+}
+
 static void head_forward(struct gpt *g, const real *params, const real *embed)
 {
     const struct vec_norm norm = head_norm(g, params);
     const struct linear lin = head_linear(g, embed);
     norm_forward(g, &norm, g->norm);
     linear_forward(g->pool, &lin, g->norm, g->logits, LINEAR_PLAIN, NULL);
-    pool_run(g->pool, model_tasks(g->rows, GPT_HEAD_ROWS), head_loss_task, g);
+    head_loss(g);
+}
+
+/* Of a model in tiles: the logits have units of their own. */
+static void head_norm_forward(struct gpt *g, const real *params)
+{
+    const struct vec_norm norm = head_norm(g, params);
+    norm_forward(g, &norm, g->norm);
+}
+
+/* The gradient of the residual stream, of that of norm in d1. */
+static void head_norm_backward(struct gpt *g, const real *params, real *grad)
+{
+    const struct vec_norm norm = head_norm(g, params);
+    const uint64_t *at = g->layout.at[GPT_HEAD];
+    memset(g->dx, 0, g->rows * g->shape.dim * sizeof(real));
+    norm_backward(g, &norm, g->d1, grad != NULL ? grad + at[HEAD_LN_W] : NULL,
+                  grad != NULL ? grad + at[HEAD_LN_B] : NULL);
 }
 
 static void head_backward(struct gpt *g, const struct unit_arrays *a)
 {
-    const struct vec_norm norm = head_norm(g, a->params);
     const struct linear lin = head_linear(g, a->used);
-    const uint64_t *at = g->layout.at[GPT_HEAD];
     struct linear_grads io = { .x = g->norm, .dy = g->logits, .dx = g->d1 };
     if (a->used_grad != NULL)
         io.dweight = a->used_grad + g->layout.at[GPT_EMBED][EMBED_WTE];
     linear_backward(g->pool, &lin, &io);
-    memset(g->dx, 0, g->rows * g->shape.dim * sizeof(real));
-    norm_backward(g, &norm, g->d1, a->grad != NULL ? a->grad + at[HEAD_LN_W] : NULL,
-                  a->grad != NULL ? a->grad + at[HEAD_LN_B] : NULL);
+    head_norm_backward(g, a->params, a->grad);
 }
 
 /* -- Units ----------------------------------------------------------------------------------- */
+
+static void tiled_forward(struct gpt *g, struct gpt_unit u, const real *params)
+{
+    if (u.kind == GPT_HEAD)
+        head_norm_forward(g, params);
+    else
+        tile_forward(g, u, params);
+    if (u.kind == GPT_TILED_LM && u.expert + 1 == g->shape.tiles)
+        head_loss(g);
+}
+
+static void tiled_backward(struct gpt *g, struct gpt_unit u, const real *params, real *grad)
+{
+    if (u.kind == GPT_HEAD)
+        head_norm_backward(g, params, grad);
+    else
+        tile_backward(g, u, params, grad);
+}
 
 /* A frozen block does nothing by itself: its adapters' unit computes it. */
 void gpt_forward(struct gpt *g, uint32_t unit, const real *params, const real *used)
@@ -334,7 +373,9 @@ void gpt_forward(struct gpt *g, uint32_t unit, const real *params, const real *u
     const struct gpt_unit u = gpt_unit_at(&g->shape, unit);
     const bool lora = u.kind == GPT_LORA;
     const struct block_arrays a = { .base = lora ? used : params, .low = lora ? params : NULL };
-    if (u.kind == GPT_EMBED)
+    if (g->shape.tiles > 0)
+        tiled_forward(g, u, params);
+    else if (u.kind == GPT_EMBED)
         embed_forward(g, params);
     else if (u.kind == GPT_HEAD)
         head_forward(g, params, used);
@@ -355,7 +396,9 @@ void gpt_backward(struct gpt *g, uint32_t unit, const real *params, real *grad, 
                                     .low = lora ? params : NULL,
                                     .grad = lora ? NULL : grad,
                                     .low_grad = lora ? grad : NULL };
-    if (u.kind == GPT_EMBED)
+    if (g->shape.tiles > 0)
+        tiled_backward(g, u, params, grad);
+    else if (u.kind == GPT_EMBED)
         embed_backward(g, grad);
     else if (u.kind == GPT_HEAD)
         head_backward(g, &(struct unit_arrays){ params, used, grad, used_grad });

@@ -216,7 +216,7 @@ static void matrix_backward(struct gpt *g, const struct block_acts *b, const str
     linear_backward(g->pool, &lin, &io);
 }
 
-static struct attention block_attention(const struct gpt *g, const struct block_acts *b)
+struct attention block_attention(const struct gpt *g, const struct block_acts *b)
 {
     return (struct attention){ .batch = g->batch,
                                .seq = g->shape.seq,

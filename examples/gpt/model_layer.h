@@ -7,6 +7,7 @@
 #ifndef GPT_MODEL_LAYER_H
 #define GPT_MODEL_LAYER_H
 
+#include "examples/gpt/attention.h"
 #include "examples/gpt/model.h"
 #include "examples/gpt/vec.h"
 
@@ -98,6 +99,9 @@ struct block_arrays {
     const real *base, *low;
     real *grad, *low_grad;
 };
+
+/* Of a block's qkv. */
+struct attention block_attention(const struct gpt *g, const struct block_acts *b);
 
 /* A whole dense block. */
 void block_forward(struct gpt *g, uint32_t layer, const struct block_arrays *a);

@@ -169,9 +169,13 @@ static const struct flag table[] = {
     { "adapters", 0, FLAG_U64, "R",
       "train low-rank adapters of rank R on a frozen model; 0: all (0)", &parsed.adapters, 0,
       GPT_DIM_MAX },
+    { "tiles", 0, FLAG_U64, "N",
+      "cut each matrix into N units, held one by one: layers larger than --max-live-bytes; its "
+      "output matrix is not the embedding's; no sample; 0: whole blocks (0)",
+      &parsed.layer.tiles, 0, GPT_TILES_MAX },
     { "recompute", 0, FLAG_BOOL, NULL,
       "hold one layer's activations, not all: compute them again in backward; same bits",
-      &parsed.recompute, 0, 0 },
+      &parsed.layer.recompute, 0, 0 },
     { "local-steps", 0, FLAG_U64, "K",
       "train K steps by itself, then merge with the other groups; 0: never (0)",
       &parsed.local.steps, 0, INTEGER_MAX },
@@ -396,6 +400,41 @@ static int check_words(const struct options *o, int words[CHOICES], struct shd_e
 
 /* -- Model ----------------------------------------------------------------------------------- */
 
+/* Tiles are rows of one size, of everything that is cut. */
+static int check_tiles(struct options *o, const int *words, struct shd_err *e)
+{
+    const struct {
+        const char *flag;
+        bool given;
+    } rows[] = {
+        { "--experts", o->experts > 0 },
+        { "--adapters", o->adapters > 0 },
+        { "--recompute", o->layer.recompute },
+        { "--device", strcmp(o->device, "host") != 0 },
+    };
+    if (o->layer.tiles <= 1)
+        return SHD_OK;
+    for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
+        if (rows[i].given)
+            return err_set(e, SHD_EINVAL,
+                           "--tiles %ju with %s: tiles are of dense blocks, computed on the host "
+                           "and kept; leave one of them out",
+                           (uintmax_t)o->layer.tiles, rows[i].flag);
+    if (words[OPTIMIZER] >= OPTIMIZER_MUON)
+        return err_set(e, SHD_EINVAL,
+                       "--tiles %ju with --optimizer %s: it updates whole tensors; tiles are for "
+                       "adamw, sgd and lion",
+                       (uintmax_t)o->layer.tiles, o->optimizer.kind);
+    if (o->dim % o->layer.tiles != 0 || o->seq % o->layer.tiles != 0 ||
+        GPT_VOCAB % o->layer.tiles != 0)
+        return err_set(e, SHD_ERANGE,
+                       "--tiles %ju must divide --dim %ju, --seq %ju and the %d bytes of the "
+                       "vocabulary",
+                       (uintmax_t)o->layer.tiles, (uintmax_t)o->dim, (uintmax_t)o->seq, GPT_VOCAB);
+    o->sample.bytes = 0; /* it would need all of the model at once */
+    return SHD_OK;
+}
+
 static int check_model(struct options *o, const int *words, struct shd_err *e)
 {
     const struct gpt_shape shape = options_shape(o);
@@ -417,6 +456,13 @@ static int check_model(struct options *o, const int *words, struct shd_err *e)
         return err_set(e, SHD_ERANGE,
                        "--adapters %ju is above --dim %ju: a rank that high saves nothing",
                        (uintmax_t)o->adapters, (uintmax_t)o->dim);
+    const int r = check_tiles(o, words, e);
+    if (r != SHD_OK)
+        return r;
+    if (gpt_units(&shape) > GPT_UNITS_MAX && shape.tiles > 0)
+        return err_set(e, SHD_ERANGE, "%ju layers in %ju tiles are %u units, the limit is %d",
+                       (uintmax_t)o->layers, (uintmax_t)o->layer.tiles, gpt_units(&shape),
+                       GPT_UNITS_MAX);
     if (gpt_units(&shape) > GPT_UNITS_MAX)
         return err_set(e, SHD_ERANGE, "%ju layers of %ju experts are %u units, the limit is %d",
                        (uintmax_t)o->layers, (uintmax_t)o->experts, gpt_units(&shape),
@@ -799,7 +845,8 @@ struct gpt_shape options_shape(const struct options *o)
                                .heads = (uint32_t)o->heads,
                                .seq = (uint32_t)o->seq,
                                .experts = (uint32_t)o->experts,
-                               .rank = (uint32_t)o->adapters };
+                               .rank = (uint32_t)o->adapters,
+                               .tiles = o->layer.tiles > 1 ? (uint32_t)o->layer.tiles : 0 };
 }
 
 void options_help(FILE *out)

@@ -32,7 +32,10 @@ struct options {
         double temperature;
     } sample;
     uint64_t threads;
-    bool recompute; /* activations of one layer at a time */
+    struct options_layer { /* what is held of one */
+        bool recompute;    /* activations of one layer at a time */
+        uint64_t tiles;    /* of each of its matrices; 0, 1: whole blocks */
+    } layer;
     bool standalone, elastic, help, version, print_spec;
     bool evaluate, follow; /* train nothing: a reader beside those who do */
     const char *address;   /* NULL: the environment's */

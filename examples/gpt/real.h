@@ -11,6 +11,7 @@
 typedef double real;
 #define attention_backward   gpt64_attention_backward
 #define attention_forward    gpt64_attention_forward
+#define block_attention      gpt64_block_attention
 #define block_backward       gpt64_block_backward
 #define block_forward        gpt64_block_forward
 #define expert_backward      gpt64_expert_backward
@@ -38,6 +39,8 @@ typedef double real;
 #define norm_forward         gpt64_norm_forward
 #define router_backward      gpt64_router_backward
 #define router_forward       gpt64_router_forward
+#define tile_backward        gpt64_tile_backward
+#define tile_forward         gpt64_tile_forward
 #define vec_base             gpt64_vec_base
 #define vec_pick             gpt64_vec_pick
 #define vec_variant          gpt64_vec_variant

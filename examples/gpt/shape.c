@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "examples/gpt/shape_tiles.h"
 #include "proto/base/check.h"
 #include "proto/base/status.h"
 
@@ -70,9 +71,20 @@ static const struct tensor_row rows_head[HEAD_TENSORS] = {
     [HEAD_LN_W] = { "ln_f.weight", 1, 0, INIT_ONE },
     [HEAD_LN_B] = { "ln_f.bias", 1, 0, INIT_ZERO },
 };
+static const struct tensor_row rows_lm[] = { { "lm_head.weight", SIZE_VOCAB, 1, INIT_NORMAL } };
 static const struct tensor_row *const kind_rows[GPT_UNIT_KINDS] = {
-    [GPT_EMBED] = rows_embed, [GPT_BLOCK] = rows_block, [GPT_EXPERT] = rows_expert,
-    [GPT_LORA] = rows_lora,   [GPT_HEAD] = rows_head,
+    [GPT_TILED_LN1] = &rows_block[BLOCK_LN1_W],
+    [GPT_TILED_ATTN] = &rows_block[BLOCK_ATTN_W],
+    [GPT_TILED_PROJ] = &rows_block[BLOCK_PROJ_W],
+    [GPT_TILED_LN2] = &rows_block[BLOCK_LN2_W],
+    [GPT_TILED_FC] = &rows_block[BLOCK_FC_W],
+    [GPT_TILED_MLP] = &rows_block[BLOCK_MLP_W],
+    [GPT_TILED_LM] = rows_lm,
+    [GPT_EMBED] = rows_embed,
+    [GPT_BLOCK] = rows_block,
+    [GPT_EXPERT] = rows_expert,
+    [GPT_LORA] = rows_lora,
+    [GPT_HEAD] = rows_head,
 };
 
 const struct gpt_matrix_row gpt_matrices[GPT_MATRICES] = {
@@ -91,12 +103,14 @@ static uint32_t layer_units(const struct gpt_shape *shape)
 
 uint32_t gpt_units(const struct gpt_shape *shape)
 {
-    return shape->layers * layer_units(shape) + 2;
+    return shape->tiles > 0 ? tiles_units(shape) : shape->layers * layer_units(shape) + 2;
 }
 
 struct gpt_unit gpt_unit_at(const struct gpt_shape *shape, uint32_t unit)
 {
     CHECK(unit < gpt_units(shape));
+    if (shape->tiles > 0)
+        return tiles_unit_at(shape, unit);
     if (unit == GPT_UNIT_EMBED)
         return (struct gpt_unit){ .kind = GPT_EMBED };
     if (unit + 1 == gpt_units(shape))
@@ -111,6 +125,8 @@ struct gpt_unit gpt_unit_at(const struct gpt_shape *shape, uint32_t unit)
 
 uint32_t gpt_unit_find(const struct gpt_shape *shape, struct gpt_unit unit)
 {
+    if (shape->tiles > 0)
+        return tiles_unit_find(shape, unit);
     if (unit.kind == GPT_EMBED)
         return GPT_UNIT_EMBED;
     if (unit.kind == GPT_HEAD)
@@ -124,7 +140,7 @@ uint32_t gpt_unit_find(const struct gpt_shape *shape, struct gpt_unit unit)
 uint32_t gpt_unit_uses(const struct gpt_shape *shape, uint32_t unit)
 {
     const struct gpt_unit u = gpt_unit_at(shape, unit);
-    if (u.kind == GPT_HEAD)
+    if (u.kind == GPT_HEAD && shape->tiles == 0)
         return GPT_UNIT_EMBED;
     return u.kind == GPT_LORA ? unit - 1 : GPT_UNIT_NONE;
 }
@@ -155,10 +171,9 @@ static uint32_t kind_tensors(const struct gpt_shape *shape, enum gpt_unit_kind k
         return LORA_TENSORS;
     case GPT_HEAD:
         return HEAD_TENSORS;
-    case GPT_UNIT_KINDS:
-        break;
+    default: /* of a model in tiles: shape_tiles.c */
+        return 0;
     }
-    return 0;
 }
 
 static uint32_t layer_tensors(const struct gpt_shape *shape)
@@ -169,12 +184,16 @@ static uint32_t layer_tensors(const struct gpt_shape *shape)
 
 uint32_t gpt_tensors(const struct gpt_shape *shape)
 {
+    if (shape->tiles > 0)
+        return tiles_tensors(shape);
     return EMBED_TENSORS + shape->layers * layer_tensors(shape) + HEAD_TENSORS;
 }
 
 /* Which unit's tensor, and which of it; index is over the whole model. */
 static struct gpt_unit tensor_unit(const struct gpt_shape *shape, uint32_t *index)
 {
+    if (shape->tiles > 0)
+        return tiles_tensor_unit(shape, index);
     if (*index < EMBED_TENSORS)
         return (struct gpt_unit){ .kind = GPT_EMBED };
     *index -= EMBED_TENSORS;
@@ -233,7 +252,7 @@ static void tensor_init(const struct gpt_shape *shape, enum init_code init, stru
 
 static void tensor_name(struct gpt_tensor *t, struct gpt_unit unit, const char *name)
 {
-    if (unit.kind == GPT_EMBED || unit.kind == GPT_HEAD)
+    if (unit.kind == GPT_EMBED || unit.kind == GPT_HEAD || unit.kind == GPT_TILED_LM)
         snprintf(t->name, sizeof t->name, "%s", name);
     else if (unit.kind == GPT_EXPERT)
         snprintf(t->name, sizeof t->name, "h.%u.expert.%u.%s", unit.layer, unit.expert, name);
@@ -248,7 +267,10 @@ void gpt_tensor_at(const struct gpt_shape *shape, uint32_t index, struct gpt_ten
     if (unit.kind == GPT_BLOCK && shape->experts > 0 && index >= BLOCK_FC_W)
         index += BLOCK_ROUTER_W - BLOCK_FC_W;
     const struct tensor_row *row = &kind_rows[unit.kind][index];
-    struct gpt_tensor t = { .unit = gpt_unit_find(shape, unit), .kind = unit.kind, .index = index };
+    struct gpt_tensor t = { .unit = gpt_unit_find(shape, unit),
+                            .tiles = tiles_of(shape, unit.kind),
+                            .kind = unit.kind,
+                            .index = index };
     tensor_name(&t, unit, row->name);
     t.dims[0] = tensor_size(shape, row->rows);
     t.dims[1] = row->cols != 0 ? tensor_size(shape, row->cols) : 0;
@@ -305,6 +327,8 @@ int gpt_shape_check(const struct gpt_shape *shape, struct shd_err *e)
     if (r == SHD_OK && shape->experts > 0 && shape->rank > 0)
         r = err_set(e, SHD_ENOTSUP, "adapters for a model with experts are not supported");
     if (r == SHD_OK)
+        r = tiles_check(shape, e);
+    if (r == SHD_OK)
         r = check_range("units", gpt_units(shape), 1, GPT_UNITS_MAX, e);
     return r;
 }
@@ -331,6 +355,11 @@ int gpt_layout_load(const struct gpt_shape *shape, const shd_model *m,
         struct gpt_tensor t;
         struct shd_tensor found = { .size = sizeof found };
         gpt_tensor_at(shape, i, &t);
+        if (t.tiles > 1) { /* all are like the first */
+            t.elems /= t.tiles;
+            const size_t bytes = strlen(t.name);
+            snprintf(t.name + bytes, sizeof t.name - bytes, "/0");
+        }
         const int r = shd_tensor_find(m, t.name, &found, e);
         if (r != SHD_OK)
             return r;
@@ -436,19 +465,30 @@ static json_t *spec_tensor(const struct gpt_shape *shape, const struct gpt_spec 
 
 static void spec_unit_name(struct gpt_unit u, char *name, size_t size)
 {
+    static const char *const parts[GPT_UNIT_KINDS] = {
+        [GPT_TILED_LN1] = "ln_1", [GPT_TILED_ATTN] = "attn", [GPT_TILED_PROJ] = "proj",
+        [GPT_TILED_LN2] = "ln_2", [GPT_TILED_FC] = "fc",     [GPT_TILED_MLP] = "mlp",
+    };
     if (u.kind == GPT_EMBED || u.kind == GPT_HEAD)
         snprintf(name, size, "%s", u.kind == GPT_EMBED ? "embed" : "head");
+    else if (u.kind == GPT_TILED_LM)
+        snprintf(name, size, "lm_head");
+    else if (parts[u.kind] != NULL)
+        snprintf(name, size, "h.%u.%s", u.layer, parts[u.kind]);
     else if (u.kind == GPT_EXPERT)
         snprintf(name, size, "h.%u.expert.%u", u.layer, u.expert);
     else
         snprintf(name, size, "h.%u%s", u.layer, u.kind == GPT_LORA ? ".lora" : "");
 }
 
-static json_t *spec_unit(const struct gpt_shape *shape, uint32_t unit)
+static json_t *spec_unit(const struct gpt_shape *shape, const struct gpt_tensor *first)
 {
     char name[32], used[32];
-    const uint32_t uses = gpt_unit_uses(shape, unit);
-    spec_unit_name(gpt_unit_at(shape, unit), name, sizeof name);
+    const uint32_t uses = gpt_unit_uses(shape, first->unit);
+    spec_unit_name(gpt_unit_at(shape, first->unit), name, sizeof name);
+    if (first->tiles > 1)
+        return json_pack("{s:s, s:I, s:[]}", "name", name, "tiles", (json_int_t)first->tiles,
+                         "tensors");
     if (uses == GPT_UNIT_NONE)
         return json_pack("{s:s, s:[]}", "name", name, "tensors");
     spec_unit_name(gpt_unit_at(shape, uses), used, sizeof used);
@@ -457,15 +497,18 @@ static json_t *spec_unit(const struct gpt_shape *shape, uint32_t unit)
 
 static json_t *spec_units(const struct gpt_shape *shape, const struct gpt_spec *spec)
 {
-    json_t *units = json_array();
-    for (uint32_t u = 0; units != NULL && u < gpt_units(shape); u++)
-        if (json_array_append_new(units, spec_unit(shape, u)) != 0)
-            goto no_memory;
-    for (uint32_t i = 0; units != NULL && i < gpt_tensors(shape); i++) {
+    json_t *units = json_array(), *unit = NULL;
+    for (uint32_t i = 0, last = GPT_UNIT_NONE; units != NULL && i < gpt_tensors(shape); i++) {
         struct gpt_tensor t;
         gpt_tensor_at(shape, i, &t);
-        json_t *tensors = json_object_get(json_array_get(units, t.unit), "tensors");
-        if (json_array_append_new(tensors, spec_tensor(shape, spec, &t)) != 0)
+        if (t.unit != last) {
+            unit = spec_unit(shape, &t);
+            if (json_array_append_new(units, unit) != 0)
+                goto no_memory;
+        }
+        last = t.unit;
+        if (json_array_append_new(json_object_get(unit, "tensors"), spec_tensor(shape, spec, &t)) !=
+            0)
             goto no_memory;
     }
     return units;

@@ -9,6 +9,8 @@
  *              its matrices, which uses "h.0". It is the second that computes the block. Embed and
  *              head are frozen too.
  *
+ *   tiles      each matrix and norm, matrices cut by their rows: shape_tiles.h
+ *
  * Names and shapes are GPT-2's as Hugging Face stores them: weights are [in, out].
  */
 #ifndef GPT_SHAPE_H
@@ -29,15 +31,31 @@
 #define GPT_MODEL_NAME "gpt"
 
 #define GPT_EXPERTS_MAX 256
+#define GPT_TILES_MAX   GPT_VOCAB
 #define GPT_UNITS_MAX   4096 /* of a spec */
 
 struct gpt_shape {
     uint32_t layers, dim, heads, seq;
     uint32_t experts; /* of each layer; 0: dense */
     uint32_t rank;    /* of the adapters; 0: none. Not with experts */
+    uint32_t tiles;   /* of each matrix; 0: none. Not with either, nor on a GPU; not 1 */
 };
 
-enum gpt_unit_kind { GPT_EMBED, GPT_BLOCK, GPT_EXPERT, GPT_LORA, GPT_HEAD, GPT_UNIT_KINDS };
+enum gpt_unit_kind {
+    GPT_EMBED,
+    GPT_BLOCK,
+    GPT_EXPERT,
+    GPT_LORA,
+    GPT_HEAD,
+    GPT_TILED_LN1, /* in the place of a block, all of these: a weight and its bias each */
+    GPT_TILED_ATTN,
+    GPT_TILED_PROJ,
+    GPT_TILED_LN2,
+    GPT_TILED_FC,
+    GPT_TILED_MLP,
+    GPT_TILED_LM, /* the output matrix alone, [vocabulary, dim] */
+    GPT_UNIT_KINDS
+};
 
 enum gpt_embed_tensor { EMBED_WTE, EMBED_WPE, EMBED_TENSORS };
 enum gpt_block_tensor {
@@ -90,13 +108,13 @@ struct gpt_layout {
 
 struct gpt_unit {
     enum gpt_unit_kind kind;
-    uint32_t layer, expert; /* 0 where there is none */
+    uint32_t layer, expert; /* 0 where there is none; the tile of a model in tiles */
 };
 
 /* One tensor of the model. */
 struct gpt_tensor {
     char name[48];
-    uint32_t unit;
+    uint32_t unit, tiles;    /* the first of so many, which have equal parts of its rows */
     enum gpt_unit_kind kind; /* of the unit */
     uint32_t index;          /* one of the enums above */
     uint64_t dims[2];        /* dims[1] is 0 for vectors */
@@ -126,7 +144,7 @@ bool gpt_kind_frozen(const struct gpt_shape *shape, enum gpt_unit_kind kind);
 uint64_t gpt_unit_elems(const struct gpt_shape *shape, const struct gpt_layout *layout,
                         uint32_t unit);
 
-/* Tensor by position, index < gpt_tensors(): the order of the spec. */
+/* Tensor by position, index < gpt_tensors(): the order of the spec. Whole ones. */
 void gpt_tensor_at(const struct gpt_shape *shape, uint32_t index, struct gpt_tensor *ret_tensor);
 
 /* Within the limits above, and dim a multiple of heads? SHD_ERANGE names the number that is not. */

@@ -15,7 +15,7 @@ void gpt_layout_compute(const struct gpt_shape *shape, struct gpt_layout *ret_la
         if (u.layer != 0 || u.expert != 0)
             continue; /* as the first unit of its kind */
         layout.at[t.kind][t.index] = layout.elems[t.kind];
-        layout.elems[t.kind] = (layout.elems[t.kind] + t.elems + 31) / 32 * 32;
+        layout.elems[t.kind] = (layout.elems[t.kind] + t.elems / t.tiles + 31) / 32 * 32;
     }
     *ret_layout = layout;
 }

@@ -129,6 +129,21 @@ static void cost_row(struct table *t, const char *what, uint32_t count, uint64_t
         t, (const char *[]){ what, count != UINT32_MAX ? counted : "", text_size(bytes, sized) });
 }
 
+/* The smallest bound, and what it comes from. */
+static void print_floor(const struct spec *spec, const struct plan_ask *ask,
+                        const struct plan_floor *floor, FILE *out)
+{
+    const struct spec_unit *unit = &spec->units[floor->bytes_unit];
+    if (floor->bytes == 0)
+        return;
+    fprintf(out, "  The smallest --max-live-bytes is %" PRIu64 ": ", floor->bytes);
+    if (ask->policy.strategy == PLAN_ZERO3)
+        fprintf(out, "unit %" PRIu32 " '%s'%s.\n\n", floor->bytes_unit, unit->name,
+                unit->uses_count > 0 ? " and what it uses" : "");
+    else
+        fprintf(out, "%s holds all units at once.\n\n", plan_strategy_name(ask->policy.strategy));
+}
+
 static void print_cost(const struct plan_cost *c, FILE *out)
 {
     static const char *const live[] = { "HELD AT ONCE, AT MOST", "UNITS", "BYTES" };
@@ -211,6 +226,7 @@ int plan_print(const struct spec *spec, const struct plan_ask *ask, const struct
         "F forward, B backward, C commit; units, grads: held in that column. Drawn as if every\n"
         "fetch, return and forward took one column, a backward two, on one link.\n\n");
     print_cost(&plan->cost, out);
+    print_floor(spec, ask, &plan->floor, out);
     r = print_owners(spec, ask, plan, out, e);
     if (r == SHD_OK && ask->across != NULL)
         r = plan_hosts_print(spec, ask, ask->across, out, e);

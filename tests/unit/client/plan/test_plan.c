@@ -203,6 +203,11 @@ static void expect_floor(const struct toy *t, struct plan_policy *p, bool bytes,
     const uint64_t floor = predict_floor(t, p, bytes);
     struct plan plan = { 0 };
     struct shd_err e = { 0 };
+    p->max_live_units = 0;
+    p->max_live_bytes = 0;
+    plan = toy_build(t, p, t->spec.accumulate);
+    EXPECT_EQ(bytes ? plan.floor.bytes : plan.floor.units, floor);
+    plan_free(&plan);
     if (floor > 1) {
         p->max_live_units = bytes ? 0 : (uint32_t)floor - 1;
         p->max_live_bytes = bytes ? floor - 1 : 0;

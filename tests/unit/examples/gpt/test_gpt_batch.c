@@ -46,7 +46,7 @@ TEST(a_batch_has_room)
         EXPECT(gpt_bytes(&shape, most, false, 3) <= bytes);
         EXPECT(gpt_bytes(&shape, most + 1, false, 3) > bytes);
     }
-    o.recompute = true;
+    o.layer.recompute = true;
     EXPECT(batch_most(&o, 40 * one) > 40);
 }
 

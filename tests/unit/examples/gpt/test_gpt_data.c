@@ -302,21 +302,26 @@ TEST(spec_is_complete)
 static void check_units(const struct gpt_shape *s)
 {
     struct gpt_layout layout;
-    uint32_t unit = 0, index = 0;
+    uint32_t unit = 0, index = 0, next = 0; /* after the unit */
     gpt_layout_compute(s, &layout);
     for (uint32_t i = 0; i < gpt_tensors(s); i++) {
         struct gpt_tensor t;
         gpt_tensor_at(s, i, &t);
-        EXPECT(t.unit == unit || t.unit == unit + 1);
+        EXPECT(t.unit == unit || t.unit == next);
+        next = t.unit + t.tiles;
         index = t.unit == unit ? index : 0;
         unit = t.unit;
         EXPECT_EQ(gpt_unit_at(s, unit).kind, t.kind);
-        EXPECT_EQ(gpt_unit_find(s, gpt_unit_at(s, unit)), unit);
+        for (uint32_t u = unit; u < next; u++) {
+            EXPECT_EQ(gpt_unit_find(s, gpt_unit_at(s, u)), u);
+            EXPECT_EQ(gpt_unit_at(s, u).expert,
+                      s->experts > 0 ? gpt_unit_at(s, u).expert : u - unit);
+        }
         EXPECT(t.index >= index);
-        EXPECT(layout.at[t.kind][t.index] + t.elems <= layout.elems[t.kind]);
+        EXPECT(layout.at[t.kind][t.index] + t.elems / t.tiles <= layout.elems[t.kind]);
         index = t.index + 1;
     }
-    EXPECT_EQ(unit + 1, gpt_units(s));
+    EXPECT_EQ(next, gpt_units(s));
 }
 
 TEST(experts_and_adapters_are_units)
@@ -337,6 +342,36 @@ TEST(experts_and_adapters_are_units)
     /* rank times in + out of each matrix */
     EXPECT_EQ(gpt_parameters_trained(&lora), 3u * 2 * 8 * (4 + 2 + 5 + 5));
     EXPECT_EQ(gpt_parameters(&lora), gpt_parameters(&dense) + gpt_parameters_trained(&lora));
+}
+
+TEST(tiles_are_units_of_one_size)
+{
+    struct gpt_shape s = { .layers = 3, .dim = 8, .heads = 2, .seq = 4, .tiles = 4 };
+    const struct gpt_spec spec = { .optimizer = "adamw", .micro_batches = 1 };
+    struct gpt_shape dense = s;
+    struct shd_err e;
+    dense.tiles = 0;
+    check_units(&s);
+    EXPECT_EQ(gpt_units(&s), 4 + 3 * (2 + 4 * 4) + 1 + 4);
+    EXPECT_EQ(gpt_parameters(&s), gpt_parameters(&dense) + GPT_VOCAB * 8); /* the output matrix */
+    for (uint32_t u = 0; u < gpt_units(&s); u++)
+        EXPECT_EQ(gpt_unit_uses(&s, u), GPT_UNIT_NONE);
+    char *json = gpt_spec_json(&s, &spec);
+    EXPECT_HAS(
+        json,
+        "{\"name\":\"embed\",\"tiles\":4,\"tensors\":[{\"name\":\"wte.weight\",\"shape\":[256,8]");
+    EXPECT_HAS(json, "{\"name\":\"h.2.ln_1\",\"tensors\"");
+    EXPECT_HAS(json,
+               "{\"name\":\"h.1.fc\",\"tiles\":4,\"tensors\":[{\"name\":\"h.1.mlp.c_fc.weight\"");
+    EXPECT_HAS(json, "{\"name\":\"lm_head\",\"tiles\":4,\"tensors\":[{\"name\":\"lm_head.weight\"");
+    free(json);
+    EXPECT_OK(gpt_shape_check(&s, &e), &e);
+    s.seq = 6;
+    EXPECT_STATUS(gpt_shape_check(&s, &e), SHD_ERANGE);
+    EXPECT_STR(e.text, "seq 6 is not a multiple of tiles 4");
+    s.seq = 4;
+    s.experts = 2;
+    EXPECT_STATUS(gpt_shape_check(&s, &e), SHD_ENOTSUP);
 }
 
 TEST(spec_names_experts_and_freezes_what_is_adapted)

@@ -184,8 +184,9 @@ TEST(gelu_gradient_matches_differences)
     double dpre[ROWS * HIDDEN], dx[ROWS * IN], slope[ROWS * HIDDEN], act[ROWS * HIDDEN];
     double y[ROWS * OUT], dw1[IN * HIDDEN], db1[HIDDEN], dw2[HIDDEN * OUT], db2[OUT];
     struct gelu_case c = { .pool = new_pool(1),
-                           .first = { ROWS, IN, HIDDEN, w1, b1, 0, GEMM_FULL, NULL, NULL },
-                           .second = { ROWS, HIDDEN, OUT, w2, b2, 0, GEMM_FULL, NULL, NULL },
+                           .first = { ROWS, IN, HIDDEN, w1, b1, 0, GEMM_FULL, NULL, NULL, 0, 0, 0 },
+                           .second = { ROWS, HIDDEN, OUT, w2, b2, 0, GEMM_FULL, NULL, NULL, 0, 0,
+                                       0 },
                            .x = random_array(ROWS * IN, 2),
                            .slope = slope,
                            .act = act,
@@ -309,7 +310,7 @@ TEST(cross_entropy_gradient_matches_differences)
 
 /* -- The whole model ------------------------------------------------------------------------- */
 
-#define UNITS_MAX 16
+#define UNITS_MAX 32
 
 struct whole {
     struct gpt_shape shape;
@@ -400,8 +401,9 @@ static uint32_t check_tensors(struct whole *w)
         if (w->grads[t.unit] == NULL)
             continue;
         const uint64_t at = tensor_offset(w, &t);
-        check_gradient(&(struct checked){ whole_value, w, w->params[t.unit] + at,
-                                          w->grads[t.unit] + at, t.elems, t.name });
+        for (uint32_t u = t.unit; u < t.unit + t.tiles; u++)
+            check_gradient(&(struct checked){ whole_value, w, w->params[u] + at, w->grads[u] + at,
+                                              t.elems / t.tiles, t.name });
         checked++;
     }
     return checked;
@@ -414,6 +416,83 @@ TEST(every_tensor_of_the_model_matches_differences)
     whole_init(&w, &dense);
     EXPECT_EQ(check_tensors(&w), gpt_tensors(&w.shape));
     whole_deinit(&w);
+}
+
+static const struct gpt_shape tiled = { .layers = 2, .dim = 12, .heads = 3, .seq = 36, .tiles = 2 };
+
+TEST(every_tile_matches_differences)
+{
+    struct whole w;
+    struct gpt_shape four = tiled;
+    start(113);
+    whole_init(&w, &tiled);
+    EXPECT_EQ(w.units, 2 + 2 * (2 + 4 * 2) + 1 + 2);
+    EXPECT_EQ(check_tensors(&w), gpt_tensors(&w.shape));
+    whole_deinit(&w);
+    four.tiles = 4;
+    four.layers = 1;
+    whole_init(&w, &four);
+    EXPECT_EQ(check_tensors(&w), gpt_tensors(&w.shape));
+    whole_deinit(&w);
+}
+
+/* The whole tensor's place in the arrays of a model that is not in tiles, by its name; false: the
+ * output matrix, which is the embedding's there. */
+static double *find_whole(const struct whole *w, double *const *arrays, const char *name)
+{
+    for (uint32_t i = 0; i < gpt_tensors(&w->shape); i++) {
+        struct gpt_tensor t;
+        gpt_tensor_at(&w->shape, i, &t);
+        if (strcmp(t.name, name) == 0)
+            return arrays[t.unit] + tensor_offset(w, &t);
+    }
+    return NULL;
+}
+
+/* Rows are consecutive in a whole tensor. The two products with wte have a gradient each here, of
+ * which the other model has the sum. */
+TEST(a_model_in_tiles_is_the_one_that_is_not)
+{
+    struct gpt_shape shape = tiled;
+    struct whole plain, w;
+    start(114);
+    whole_init(&w, &shape);
+    shape.tiles = 0;
+    whole_init(&plain, &shape);
+    memcpy(w.windows, plain.windows, 2 * ((size_t)shape.seq + 1));
+    double *sums = calloc(GPT_VOCAB * (size_t)shape.dim, sizeof *sums);
+    struct gpt_tensor t;
+    for (uint32_t i = 0; i < gpt_tensors(&w.shape); i++) {
+        gpt_tensor_at(&w.shape, i, &t);
+        const uint64_t part = t.elems / t.tiles;
+        double *from = find_whole(&plain, plain.params,
+                                  t.kind == GPT_TILED_LM ? "wte.weight" : t.name);
+        for (uint32_t k = 0; k < t.tiles; k++)
+            memcpy(w.params[t.unit + k] + tensor_offset(&w, &t), from + k * part,
+                   part * sizeof *from);
+    }
+    EXPECT_NEAR(
+        gpt_whole(w.gpt, w.windows, (const double *const *)w.params, w.grads),
+        gpt_whole(plain.gpt, plain.windows, (const double *const *)plain.params, plain.grads),
+        1e-12);
+    for (uint32_t i = 0; i < gpt_tensors(&w.shape); i++) {
+        gpt_tensor_at(&w.shape, i, &t);
+        const bool tied = t.kind == GPT_TILED_LM || strcmp(t.name, "wte.weight") == 0;
+        const double *want = find_whole(&plain, plain.grads, tied ? "wte.weight" : t.name);
+        for (uint64_t j = 0; j < t.elems; j++) {
+            const uint64_t part = t.elems / t.tiles;
+            const double got = w.grads[t.unit + j / part][tensor_offset(&w, &t) + j % part];
+            sums[j % (GPT_VOCAB * (uint64_t)shape.dim)] += tied ? got : 0;
+            if (!tied)
+                EXPECT_NEAR(got, want[j], 1e-12);
+        }
+    }
+    const double *want = find_whole(&plain, plain.grads, "wte.weight");
+    for (uint64_t j = 0; j < GPT_VOCAB * (uint64_t)shape.dim; j++)
+        EXPECT_NEAR(sums[j], want[j], 1e-12);
+    free(sums);
+    whole_deinit(&w);
+    whole_deinit(&plain);
 }
 
 /* Random biases in front of the router would point all tokens the same way. */
