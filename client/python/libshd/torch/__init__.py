@@ -19,9 +19,10 @@ from .policy import DDP, Policy, ZeRO1, ZeRO2, ZeRO3
 from .reader import Reader, reader
 from .scaler import GradScaler
 from .state import load_safetensors, save_safetensors, writable
+from .tiled import TiledLinear
 
 __all__ = ['DDP', 'DiLoCo', 'FSDPModule', 'GradScaler', 'LocalSGD', 'Optimizer', 'Policy', 'Reader', 'Sampler',
-           'Settings', 'Step', 'StepReset', 'Stopped', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest',
+           'Settings', 'Step', 'StepReset', 'Stopped', 'TiledLinear', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest',
            'find_executable_batch_size', 'from_deepspeed', 'from_fsdp', 'fully_shard', 'leases', 'load_safetensors',
            'no_sync', 'reader', 'report', 'reset', 'save', 'save_safetensors', 'shard', 'step_of', 'weight',
            'writable']

@@ -22,6 +22,7 @@ from .merge import Merge, begun, check_merge
 from .optimizer import Optimizer
 from .policy import Policy, ZeRO3
 from .stages import Stages
+from .tiled import TiledLinear
 from .wrapped import Group, Prepared
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ def ranks_of(module: nn.Module, mesh: Any, dp: Optional[tuple[int, int]], full: 
             raise InvalidArgument(f'a list of {len(module)} modules without mesh=: shard() takes one module, or stages of a '
                                   "pipeline and a DeviceMesh with 'pp'")
         return None
+    tiled = next((name for whole in (module, full) if whole is not None for name, inner in whole.named_modules()
+                  if isinstance(inner, TiledLinear)), None)
+    if tiled is not None:
+        raise NotSupported(f"{tiled!r} is a TiledLinear, with mesh=: ranks of 'tp' have parts of layers as it is; put "
+                           'an nn.Linear in its place')
     from .parallel import Ranks  # with it a good part of torch.distributed
     ranks = Ranks(mesh, dp)
     if full is None and ranks.stages > 1:

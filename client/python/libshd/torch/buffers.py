@@ -56,7 +56,7 @@ class Buffers:
 
     @staticmethod
     def tensor(part: Part) -> torch.Tensor:
-        buffer = part.owner._buffers.get(part.name.rpartition('.')[2])
+        buffer = part.owner._buffers.get(part.key)
         if buffer is None or buffer.numel() != part.parameter.numel():
             raise Misuse(f'buffer {part.name!r} was taken out of the module after shard(), or is of another shape: '
                          'owners have it; make the module whole before shard()')

@@ -4,13 +4,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from typing import Any, Callable, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
 from torch import nn
 
 from ..errors import Misuse, NotSupported
 from .cut import Cut
+from .tiled import TiledLinear, first_row
 
 Rule = Union[str, Sequence[Union[type, str]], Callable[[str, nn.Module], str]]
 DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
@@ -29,6 +30,23 @@ class Part:
     home: int = 0
     cut: Optional[Cut] = None               # of a rank of a group: what it has of it
     start: Optional[torch.Tensor] = None    # its start values, where they are not in the parameter
+    rows: int = 0  # of a tile's, whose name is 'WHOLE/TILE': how many the whole parameter has, and which is its first
+    first: int = 0
+
+    @property
+    def whole(self) -> str:
+        """The name of the parameter that it is, or has rows of."""
+        return self.name.partition('/')[0]
+
+    @property
+    def key(self) -> str:
+        """Its name in its owner."""
+        return self.whole.rpartition('.')[2]
+
+    @property
+    def shape(self) -> list[int]:
+        """Of the whole one."""
+        return [self.rows, *self.parameter.shape[1:]] if self.rows else list(self.parameter.shape)
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,6 +60,8 @@ class Unit:
     align: int = 32  # where tensors begin, in elements: 64 in a model with moments in 8 bits
     array: Any = None
     modules: list[nn.Module] = dataclasses.field(default_factory=list)
+    tile: int = 0   # it is this one, its name 'WHOLE/TILE', of so many; 0: it is not cut
+    tiles: int = 0
 
 
 def unit_by_layer(name: str) -> str:
@@ -89,11 +109,16 @@ def units_of(module: nn.Module, groups: dict[nn.Parameter, int], rule: Rule) -> 
     if isinstance(rule, (list, tuple)) and (unknown := {kind for kind in rule if isinstance(kind, str)}
                                             - {type(inner).__name__ for inner in modules.values()}):
         raise Misuse(f'units={list(rule)}: {type(module).__name__} has no module of class {sorted(unknown)[0]}')
-    last, loose = '', 0
+    last, loose, tiles = '', 0, _tiles_of(modules)
     for name, p in module.named_parameters():
         if not p.numel():
             continue  # nothing to keep anywhere
         path = name.rpartition('.')[0]
+        if path in tiles:
+            unit, part = _tile_part(tiles[path], name, p, modules[path], groups.get(p, 0))
+            named.setdefault((unit, p.requires_grad), []).append(part)
+            last = unit
+            continue
         unit = _unit_of(name, path, modules[path], modules, rule)
         if not unit:  # neighbours that nobody claims
             loose += not last.startswith('rest.')
@@ -111,7 +136,48 @@ def units_of(module: nn.Module, groups: dict[nn.Parameter, int], rule: Rule) -> 
         units.append(Unit(name, len(units), parts, trainable))
     for unit in units:
         unit.modules = modules_that_need(unit, modules)
+    _check_tiles(units, tiles)
     return units
+
+
+class _Place(NamedTuple):
+    """Of a tile in its layer."""
+    layer: str
+    unit: str
+    tile: int
+    of: TiledLinear
+
+
+def _tiles_of(modules: Mapping[str, nn.Module]) -> dict[str, _Place]:
+    """By their paths."""
+    return {f'{path}.tiles.{at}' if path else f'tiles.{at}': _Place(path, path or type(layer).__name__, at, layer)
+            for path, layer in modules.items() if isinstance(layer, TiledLinear) and len(layer.tiles) > 1
+            for at in range(len(layer.tiles))}
+
+
+def _tile_part(place: _Place, name: str, p: nn.Parameter, owner: nn.Module, group: int) -> tuple[str, Part]:
+    """Its unit, whatever the rule, and its part, by the name that owners have."""
+    key, rows = name.rpartition('.')[2], place.of.out_features
+    whole = f'{place.layer}.{key}' if place.layer else key
+    return f'{place.unit}/{place.tile}', Part(
+        f'{whole}/{place.tile}', p, owner, group, p.requires_grad, rows=rows,
+        first=first_row(rows, place.tile, len(place.of.tiles)))
+
+
+def _check_tiles(units: Sequence[Unit], tiles: Mapping[str, _Place]) -> None:
+    """All of a layer's are alike, and one behind the other: a specification has them as one unit."""
+    places = {f'{place.unit}/{place.tile}': place for place in tiles.values()}
+    for at, unit in enumerate(units):
+        place = places.get(unit.name.removesuffix(':frozen'))
+        if place is None:
+            continue
+        unit.tile, unit.tiles = place.tile, len(place.of.tiles)
+        first = units[at - unit.tile]
+        alike = [[(part.key, part.group, part.trainable) for part in one.parts] for one in (first, unit)]
+        if first.name != f'{place.unit}/0' or alike[0] != alike[1] or unit.name.endswith(':frozen'):
+            raise NotSupported(f'{place.unit!r} is a TiledLinear of which tile {place.tile} is not as tile 0: all of '
+                               'its tiles are frozen or none, weights and biases alike, their weights are of one '
+                               'group of the optimizer, so are their biases, and none is tied to another parameter')
 
 
 def modules_that_need(unit: Unit, modules: dict[str, nn.Module]) -> list[nn.Module]:
@@ -235,9 +301,14 @@ def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, 
     return json.dumps(rules | ({'guard': list(guard)} if guard else {}) | {
         'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[publish],
         'grad_dtype': DTYPES[grad_dtype or torch.float32], 'optimizer': owners, 'groups': groups,
-        'units': [{'name': unit.name, 'tensors': [
-            {'name': part.name, 'shape': shape_of(part.parameter), 'group': f'group{part.group}',
-             'trainable': part.trainable} for part in unit.parts]} for unit in units]})
+        'units': [_unit_spec(unit) for unit in units if not unit.tile]})
+
+
+def _unit_spec(unit: Unit) -> dict[str, Any]:
+    """Of tiles the first stands for all."""
+    return {'name': unit.name.partition('/')[0]} | ({'tiles': unit.tiles} if unit.tiles else {}) | {'tensors': [
+        {'name': part.whole, 'shape': part.shape if part.rows else shape_of(part.parameter),
+         'group': f'group{part.group}', 'trainable': part.trainable} for part in unit.parts]}
 
 
 def shape_of(p: torch.Tensor) -> list[int]:

@@ -36,28 +36,38 @@ class Reader:
                   for unit in range(len(self.model.unit_names()))]
         found = Snapshot()
         found.step = self.model.read_step([array.data_ptr() for array in arrays])
-        for tensor in self.model.tensors():
-            values = arrays[tensor.unit][tensor.offset_elems:tensor.offset_elems + tensor.elems]
-            found[tensor.name] = values.view(self.shapes[tensor.name])
+        found.update(self._whole({
+            tensor.name: arrays[tensor.unit][tensor.offset_elems:tensor.offset_elems + tensor.elems]
+            for tensor in self.model.tensors()}))
         yield found
         found.clear()
 
     @contextlib.contextmanager
     def pinned(self, step: int = 0, every: int = 0, ema: bool = False) -> Iterator[Snapshot]:
-        """The same without a copy: the latest step, or the first possible one from `step` on (of those that `every`
+        """The same without a copy (of what is not in tiles): the latest step, or the first possible one from `step` on (of those that `every`
         divides), kept by the owners meanwhile; with `ema` their moving average. Nobody may write to these tensors: the process would end."""
         found = Snapshot()
         found.step = self.model.pin(step, every=every, wait=True, ema=ema)
         try:
             dtype = _TYPES[self.model.dtype]
+            flat = {}
             for tensor in self.model.tensors():
                 start = self.model.pinned(tensor.unit) + tensor.offset_elems * dtype.itemsize
                 raw = (ctypes.c_uint8 * (tensor.elems * dtype.itemsize)).from_address(start)
-                found[tensor.name] = torch.frombuffer(raw, dtype=dtype).view(self.shapes[tensor.name])
+                flat[tensor.name] = torch.frombuffer(raw, dtype=dtype)
+            found.update(self._whole(flat))
             yield found
         finally:
             found.clear()
             self.model.unpin()
+
+    def _whole(self, flat: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Of tensors in tiles ('w/0', 'w/1', ...) the whole ones, copied."""
+        rows: dict[str, list[torch.Tensor]] = {}
+        for name, values in flat.items():
+            rows.setdefault(name.partition('/')[0], []).append(values)
+        return {name: (parts[0] if len(parts) == 1 else torch.cat(parts)).view(self.shapes[name])
+                for name, parts in rows.items() if name in self.shapes}  # and not an optimizer's statistics
 
     def close(self) -> None:
         """Let go of the daemons."""

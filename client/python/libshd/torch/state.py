@@ -199,7 +199,7 @@ def _check_dropped(engine: Engine, changed: Mapping[Unit, list[Written]], buffer
 def _note(engine: Engine, changed: dict[Unit, list[Written]], unit: Unit, part: Part) -> None:
     """Keep what was written to a parameter, if anything was."""
     p, was = part.parameter, engine.view(unit.array, part)
-    if part.owner._parameters.get(part.name.rpartition('.')[2]) is not p:
+    if part.owner._parameters.get(part.key) is not p:
         raise Misuse(f'{part.name!r} is another parameter than before writable(): write into the one that is there '
                      '(load_state_dict() without assign=True); nothing is put')
     if p.shape != was.shape or p.dtype != was.dtype or p.device != was.device:
@@ -506,15 +506,14 @@ def load_safetensors(module: nn.Module, path: str, rename: Rename = None, *, str
         aliases.setdefault(p, []).append(name)
     used, missing, found = set(), [], {}
     for part in engine.parts():
-        names = [named(name) for name in aliases[part.parameter]]
+        names = [named(name) for name in ([part.whole] if part.rows else aliases[part.parameter])]
         used.update(names)
         if (there := next((name for name in names if name in files), None)) is None:
-            missing.append(part.name)
+            missing.extend([part.whole] * (not part.first))
             continue
         shape = list(files[there].entries[there]['shape'])
-        if shape != list(part.parameter.shape):
-            raise InvalidArgument(f'{path}: {there!r} has shape {shape}, the module\'s {part.name!r} has '
-                                  f'{list(part.parameter.shape)}')
+        if shape != part.shape:
+            raise InvalidArgument(f'{path}: {there!r} has shape {shape}, the module\'s {part.whole!r} has {part.shape}')
         found[part] = there
     if missing and strict:
         raise InvalidArgument(f'{path} has no {named(missing[0])!r} ({len(missing)} of {len(list(engine.parts()))} '
@@ -526,7 +525,10 @@ def load_safetensors(module: nn.Module, path: str, rename: Rename = None, *, str
             to.copy_(kept[unit][:to.numel()])
         for part in unit.parts:
             if part in found:
-                engine.view(to, part).copy_(files[found[part]].tensor(found[part]))
+                values = files[found[part]].tensor(found[part])
+                if part.rows:
+                    values = values[part.first:part.first + part.parameter.shape[0]]
+                engine.view(to, part).copy_(values)
     units = [unit for unit in engine.units if any(part in found for part in unit.parts)]
     # Owners keep a scalar as one element.
     loads = {there: buffer for name, buffer in module.named_buffers() if (there := named(name)) in files
@@ -561,7 +563,7 @@ def save_safetensors(module: nn.Module, path: str, *, fp32: bool = False) -> Non
     sizes: dict[str, tuple[str, list[int], int]] = {}
     for part in engine.parts():
         dtype = torch.float32 if fp32 else part.parameter.dtype
-        sizes[part.name] = _WORDS[dtype], list(part.parameter.shape), part.parameter.numel() * dtype.itemsize
+        sizes[part.whole] = _WORDS[dtype], part.shape, torch.Size(part.shape).numel() * dtype.itemsize
     buffers = {name: b for name, b in module.named_buffers() if name in module.state_dict(keep_vars=True)}
     for name, b in buffers.items():
         sizes[name] = _WORDS[b.dtype], list(b.shape), b.numel() * b.element_size()
@@ -580,9 +582,13 @@ def save_safetensors(module: nn.Module, path: str, *, fp32: bool = False) -> Non
             for unit in engine.units:
                 array = read(engine, unit, PARAMS)[0] if fp32 else None
                 with engine.all_held([unit]):
-                    for part in unit.parts:
-                        _write(file, engine.view(unit.array if array is None else array, part))
-            for b in buffers.values():
+                    for part in unit.parts:  # a tile's are rows of a tensor
+                        values = engine.view(unit.array if array is None else array, part)
+                        before = part.first * values[0].numel() * values.element_size() if part.rows else 0
+                        file.seek(8 + len(text) + header[part.whole]['data_offsets'][0] + before)
+                        _write(file, values)
+            for name, b in buffers.items():
+                file.seek(8 + len(text) + header[name]['data_offsets'][0])
                 _write(file, b)
             if stamp(engine).step != step:
                 raise Misuse('save_safetensors() while other workers committed a step: the file would be of two; save '
