@@ -611,7 +611,7 @@ SHD_API int shd_checkpoint_poll(shd_model *m, bool *ret_done, struct shd_checkpo
 struct shd_restore_options {
     size_t size;
     bool weights;
-    const char *spec_json; /* with weights */
+    const char *spec_json; /* with weights; of a checkpoint NULL, or its own but for tiles */
     uint64_t timeout_ms;   /* 0: 3,600,000 */
     bool replace;          /* also where the model is open: then nobody may be training it */
     bool force;            /* with replace: also where somebody trains or saves it: that ends */

@@ -193,7 +193,32 @@ static int read_info(int dir_fd, struct ckpt_info *ret_info, struct shd_err *e)
     return r;
 }
 
-static int take_checkpoint(struct restoring *r, const char *path, struct shd_err *e)
+/* spec_json: the same model, cut into other tiles; NULL: as it was saved. */
+static int take_spec(struct restoring *r, struct ckpt_info *info, const char *spec_json,
+                     struct shd_err *e)
+{
+    struct spec *saved = NULL, *asked = NULL;
+    if (spec_json == NULL) {
+        r->spec_json = info->spec_json;
+        info->spec_json = NULL;
+        return SHD_OK;
+    }
+    int status = spec_parse(info->spec_json, strlen(info->spec_json), &saved, e);
+    if (status == SHD_OK &&
+        (status = spec_parse(spec_json, strlen(spec_json), &asked, e)) != SHD_OK)
+        err_prefix(e, "spec");
+    if (status == SHD_OK && (status = spec_compare_untiled(saved, asked, e)) != SHD_OK)
+        err_prefix(e, "the spec may differ from the checkpoint's in tiles alone");
+    spec_free(saved);
+    spec_free(asked);
+    if (status != SHD_OK)
+        return status;
+    r->spec_json = sys_strdup(spec_json);
+    return r->spec_json != NULL ? SHD_OK : err_set(e, SHD_ENOMEM, "no memory for a spec");
+}
+
+static int take_checkpoint(struct restoring *r, const char *path, const char *spec_json,
+                           struct shd_err *e)
 {
     struct ckpt_info info;
     int fd;
@@ -206,10 +231,9 @@ static int take_checkpoint(struct restoring *r, const char *path, struct shd_err
     close(fd);
     if (status != SHD_OK)
         return err_prefix(e, "%.120s", r->path);
-    r->spec_json = info.spec_json;
-    info.spec_json = NULL;
+    status = take_spec(r, &info, spec_json, e);
     ckpt_info_deinit(&info);
-    return SHD_OK;
+    return status;
 }
 
 static int take_weights(struct restoring *r, const char *path, const char *spec_json,
@@ -276,7 +300,7 @@ static int restore_as(struct hub *hub, const char *path, const struct restore_as
                            .beside = as->beside,
                            .spec.segment = SEGMENT_CLOSED };
     CHECK(as->id != 0);
-    int status = take_checkpoint(&r, path, e);
+    int status = take_checkpoint(&r, path, /* spec_json= */ NULL, e);
     if (status == SHD_OK)
         status = spec_out_init(&r.spec, r.spec_json, e);
     if (status == SHD_OK)
@@ -327,7 +351,8 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
     if (status == SHD_OK)
         r.one_count = hub_has_older(s->hub, WIRE_LEVEL_COUNTS);
     if (status == SHD_OK)
-        status = o.weights ? take_weights(&r, path, o.spec_json, e) : take_checkpoint(&r, path, e);
+        status = o.weights ? take_weights(&r, path, o.spec_json, e)
+                           : take_checkpoint(&r, path, o.spec_json, e);
     if (status == SHD_OK)
         status = check_spec(&r, &restored, e);
     if (status == SHD_OK)

@@ -2,6 +2,7 @@
 #include "daemon/model/restore_in.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -73,14 +74,41 @@ static int look_up_all(struct restore_in *in, const struct spec *spec, struct sh
 }
 
 /* The file is read with the daemon's rights: who asked may not see what is in it. */
-static int check_spec(const struct restore_in *in, const struct spec *spec, struct shd_err *e)
+static int check_spec(struct restore_in *in, const struct spec *spec, struct shd_err *e)
 {
-    struct spec *saved = NULL;
-    int r = spec_parse(in->info.spec_json, strlen(in->info.spec_json), &saved, NULL);
-    if (r == SHD_OK)
-        r = spec_compare(saved, spec, NULL);
-    spec_free(saved);
+    int r = spec_parse(in->info.spec_json, strlen(in->info.spec_json), &in->saved, NULL);
+    if (r == SHD_OK && spec_compare(in->saved, spec, NULL) != SHD_OK)
+        r = spec_compare_untiled(in->saved, spec, NULL);
     return r == SHD_OK ? r : err_set(e, r, "the spec in " CKPT_INFO " is not the one asked for");
+}
+
+/* Counts of units as they were saved become those of units as they are: tiles of one were updated
+ * together. Both have the same units, but for tiles, in one order. */
+static int fit_counts(struct restore_in *in, const struct spec *spec, struct shd_err *e)
+{
+    struct ckpt_info *info = &in->info;
+    if (info->unit_updates == NULL)
+        return SHD_OK;
+    if (info->unit_count != in->saved->unit_count)
+        return err_set(e, SHD_EINVAL,
+                       CKPT_INFO " has counts of %" PRIu32 " units, its spec has %" PRIu32,
+                       info->unit_count, in->saved->unit_count);
+    uint64_t *counts = sys_calloc(spec->unit_count, sizeof *counts);
+    if (counts == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " counts", spec->unit_count);
+    uint32_t next = 0, at = 0;
+    for (uint32_t u = 0; u < spec->unit_count; u++) {
+        if (spec->units[u].tile == 0) {
+            CHECK(next < info->unit_count);
+            at = next;
+            next += in->saved->units[at].tiles > 0 ? in->saved->units[at].tiles : 1;
+        }
+        counts[u] = info->unit_updates[at];
+    }
+    free(info->unit_updates);
+    info->unit_updates = counts;
+    info->unit_count = spec->unit_count;
+    return SHD_OK;
 }
 
 static int open_checkpoint(struct restore_in *in, const char *path, const struct spec *spec,
@@ -93,13 +121,15 @@ static int open_checkpoint(struct restore_in *in, const char *path, const struct
     r = ckpt_info_read(dir_fd, &in->info, e);
     if (r == SHD_OK)
         r = check_spec(in, spec, e);
+    if (r == SHD_OK)
+        r = fit_counts(in, spec, e);
     for (uint32_t a = 0; r == SHD_OK && a < spec_arrays(spec); a++) {
         const struct safeset_ask ask = { .stem = ckpt_stem(spec, a) };
         r = safeset_open_at(dir_fd, &ask, &in->sets[a], e);
     }
     if (r == SHD_OK)
-        r = ckpt_open_leaves(dir_fd, spec, /* writable= */ false, &in->leaves_fd, &in->first_leaf,
-                             e);
+        r = ckpt_open_leaves(dir_fd, in->saved, /* writable= */ false, &in->leaves_fd,
+                             &in->first_leaf, e);
     close(dir_fd);
     return r;
 }
@@ -118,6 +148,7 @@ void restore_in_close(struct restore_in *in)
         safeset_free(in->sets[a]);
     if (in->leaves_fd >= 0)
         close(in->leaves_fd);
+    spec_free(in->saved);
     free(in->first_leaf);
     free(in->places);
     ckpt_info_deinit(&in->info);
@@ -157,11 +188,12 @@ static int differs(const struct spec *spec, const struct ckpt_part *part, uint32
                    ckpt_array_name(spec, array), t->name, first, first + elems - 1, file);
 }
 
-static int check_leaves(const struct restore_in *in, const struct spec *spec,
-                        const struct ckpt_part *part, uint32_t array, const float *x,
-                        struct ckpt_hasher *hasher, struct shd_err *e)
+/* part: of the spec that was saved. */
+static int check_leaves(const struct restore_in *in, const struct ckpt_part *part, uint32_t array,
+                        const char *file, const float *x, struct ckpt_hasher *hasher,
+                        struct shd_err *e)
 {
-    const struct spec_tensor *t = &spec->tensors[part->tensor];
+    const struct spec_tensor *t = &in->saved->tensors[part->tensor];
     uint8_t(*leaves)[CKPT_LEAF_BYTES] = sys_malloc(2 * part->leaves * CKPT_LEAF_BYTES);
     if (leaves == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %" PRIu64 " leaves", part->leaves);
@@ -174,8 +206,71 @@ static int check_leaves(const struct restore_in *in, const struct spec *spec,
         r = err_set(e, SHD_EINTERNAL, "libcrypto's SHA-256 failed");
     for (uint64_t i = 0; r == SHD_OK && i < part->leaves; i++)
         if (memcmp(leaves[i], leaves[part->leaves + i], CKPT_LEAF_BYTES) != 0)
-            r = differs(spec, part, array, i, place_of(in, part->tensor, array)->file->name, e);
+            r = differs(in->saved, part, array, i, file, e);
     free(leaves);
+    return r;
+}
+
+/* Elements of an array of a whole tensor. */
+struct wanted {
+    const struct safeset_place *place;
+    uint32_t array;
+    uint64_t first, elems;
+};
+
+/* Of them those in one tensor that was saved, whole leaves, which may be more: checked and, where
+ * they are more, read anew. x: what was read of `wanted`. */
+static int check_saved(const struct restore_in *in, uint32_t saved, const struct wanted *w,
+                       float *x, struct ckpt_hasher *hasher, struct shd_err *e)
+{
+    const struct spec_tensor *t = &in->saved->tensors[saved];
+    const struct slice rows = { spec_whole_first(t), t->elems };
+    uint64_t first = 0;
+    const uint64_t elems = layout_intersect(rows, w->first, w->elems, &first);
+    if (elems == 0)
+        return SHD_OK;
+    float *at = x + (first - w->first), *more = NULL;
+    first += t->offset_elems - rows.first_elem; /* in the unit that was saved */
+    const uint64_t block = first / SHD_BLOCK_ELEMS * SHD_BLOCK_ELEMS;
+    const struct slice blocks = { block, layout_align(first + elems, SHD_BLOCK_ELEMS) - block };
+    struct ckpt_part part;
+    const bool found = ckpt_part_of(in->saved, saved, blocks, &part);
+    CHECK(found);
+    int r = SHD_OK;
+    if (part.first_elem != first || part.elems != elems) {
+        more = sys_malloc(part.elems * sizeof *more);
+        r = more != NULL
+                ? read_floats(w->place, rows.first_elem + part.first_elem - t->offset_elems,
+                              part.elems, more, e)
+                : err_set(e, SHD_ENOMEM, "no memory for %" PRIu64 " elements", part.elems);
+    }
+    if (r == SHD_OK)
+        r = check_leaves(in, &part, w->array, w->place->file->name, more != NULL ? more : at,
+                         hasher, e);
+    if (r == SHD_OK && more != NULL)
+        memcpy(at, more + (first - part.first_elem), elems * sizeof *at);
+    free(more);
+    return r;
+}
+
+/* By the leaves of all that was saved of this tensor. */
+static int check_whole(const struct restore_in *in, const char *name, const struct wanted *w,
+                       float *x, struct ckpt_hasher *hasher, struct shd_err *e)
+{
+    char tile[SPEC_NAME_BYTES_MAX + 2];
+    uint32_t first = 0;
+    snprintf(tile, sizeof tile, "%s/0", name);
+    const bool found = spec_find_tensor(in->saved, name, &first) ||
+                       spec_find_tensor(in->saved, tile, &first);
+    CHECK(found); /* the specs are alike */
+    const uint32_t unit = in->saved->tensors[first].unit;
+    const uint32_t tiles = in->saved->units[unit].tiles > 0 ? in->saved->units[unit].tiles : 1;
+    int r = SHD_OK;
+    for (uint32_t k = 0; r == SHD_OK && k < tiles; k++)
+        r = check_saved(in,
+                        in->saved->units[unit + k].first_tensor + first -
+                            in->saved->units[unit].first_tensor,
+                        w, x, hasher, e);
     return r;
 }
 
@@ -211,14 +306,15 @@ int restore_in_read(const struct restore_in *in, struct model *m, const struct c
         if (!ckpt_part_of(m->spec, t, slice, &part) ||
             (in->weights && m->spec->tensors[t].statistics))
             continue;
-        const struct safeset_place *place = place_of(in, t, piece->array);
-        const uint64_t first = spec_whole_first(&m->spec->tensors[t]);
+        const struct spec_tensor *of = &m->spec->tensors[t];
+        const struct wanted w = { place_of(in, t, piece->array), piece->array,
+                                  spec_whole_first(of) + part.first_elem - of->offset_elems,
+                                  part.elems };
         float *x = buffer + (part.first_elem - piece->first_elem);
-        r = read_floats(place, first + part.first_elem - m->spec->tensors[t].offset_elems,
-                        part.elems, x, e);
+        r = read_floats(w.place, w.first, w.elems, x, e);
         if (r == SHD_OK && !in->weights)
-            r = check_leaves(in, m->spec, &part, piece->array, x, hasher, e);
-        bytes += part.elems * safetensors_dtype_bytes(place->tensor->dtype);
+            r = check_whole(in, spec_whole_name(of), &w, x, hasher, e);
+        bytes += part.elems * safetensors_dtype_bytes(w.place->tensor->dtype);
     }
     ckpt_hasher_free(hasher);
     if (r == SHD_OK)

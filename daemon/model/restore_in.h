@@ -18,15 +18,17 @@ struct restore_in {
     bool weights; /* parameters alone, of any tool; no leaves */
     struct safeset *sets[CKPT_ARRAYS_MAX];
     int leaves_fd;
-    uint64_t *first_leaf;         /* owned, [tensors] */
+    struct spec *saved;           /* owned: a checkpoint's own, of other tiles maybe */
+    uint64_t *first_leaf;         /* owned, [tensors of saved] */
     struct safeset_place *places; /* owned, [tensors][CKPT_ARRAYS_MAX] */
     struct ckpt_info info;        /* of a checkpoint */
 };
 
 #define RESTORE_IN_CLOSED ((struct restore_in){ .leaves_fd = -1 })
 
-/* Open path for a model of this spec. Errors: SHD_ENOENT, SHD_ESPEC it is another model's;
- * SHD_EINVAL tensors are missing or of other shapes, the first and how many. */
+/* Open path for a model of this spec, of which a checkpoint's differs in tiles at most. Errors:
+ * SHD_ENOENT, SHD_ESPEC it is another model's; SHD_EINVAL tensors are missing or of other shapes,
+ * the first and how many. */
 int restore_in_open(struct restore_in *in, const char *path, const struct spec *spec,
                     struct shd_err *e);
 void restore_in_close(struct restore_in *in);

@@ -775,3 +775,26 @@ int spec_dump(const struct spec *spec, char **ret_json, struct shd_err *e)
     *ret_json = text;
     return SHD_OK;
 }
+
+static int parse_untiled(const struct spec *spec, struct spec **ret_spec, struct shd_err *e)
+{
+    char *text = spec_write_untiled(spec);
+    if (text == NULL)
+        return err_set(e, SHD_ENOMEM, "write the spec of model '%s'", spec->name);
+    const int r = spec_parse(text, strlen(text), ret_spec, e);
+    free(text);
+    return r;
+}
+
+int spec_compare_untiled(const struct spec *open, const struct spec *asked, struct shd_err *e)
+{
+    struct spec *one = NULL, *other = NULL;
+    int r = parse_untiled(open, &one, e);
+    if (r == SHD_OK)
+        r = parse_untiled(asked, &other, e);
+    if (r == SHD_OK)
+        r = spec_compare(one, other, e);
+    spec_free(one);
+    spec_free(other);
+    return r;
+}

@@ -21,4 +21,7 @@ int spec_check_amount(const char *json, size_t bytes, struct shd_err *e);
  * Errors: SHD_ENOMEM; SHD_ERANGE when it would exceed SPEC_JSON_BYTES_MAX. */
 int spec_dump(const struct spec *spec, char **ret_json, struct shd_err *e);
 
+/* spec_compare(), whatever tiles each of them is cut into. */
+int spec_compare_untiled(const struct spec *open, const struct spec *asked, struct shd_err *e);
+
 #endif

@@ -31,6 +31,7 @@ struct text {
     char *at; /* owned; NULL: nothing yet, or no memory */
     size_t used, room;
     bool failed;
+    bool untiled; /* tiles are left out */
 };
 
 static void put_bytes(struct text *t, const char *from, size_t bytes)
@@ -131,7 +132,7 @@ static void put_unit(struct text *t, const struct spec *spec, const struct spec_
     char name[SPEC_NAME_BYTES_MAX];
     spec_unit_whole_name(unit, name);
     put_named(t, "{\"name\":", name);
-    if (unit->tiles > 0) { /* as "grad_dtype" */
+    if (unit->tiles > 0 && !t->untiled) { /* as "grad_dtype" */
         put(t, ",\"tiles\":");
         put_integer(t, unit->tiles);
     }
@@ -148,9 +149,9 @@ static void put_unit(struct text *t, const struct spec *spec, const struct spec_
 }
 
 /* NULL: no memory. */
-static char *units_text(const struct spec *spec, size_t *ret_bytes)
+static char *units_text(const struct spec *spec, bool untiled, size_t *ret_bytes)
 {
-    struct text t = { 0 };
+    struct text t = { .untiled = untiled };
     put(&t, "[");
     for (uint32_t i = 0; i < spec->unit_count; i++) {
         if (spec->units[i].tile > 0)
@@ -250,12 +251,22 @@ static char *put_units(const char *head, const char *units, size_t units_bytes)
     return text;
 }
 
-char *spec_write(const struct spec *spec)
+static char *write_spec(const struct spec *spec, bool untiled)
 {
     size_t units_bytes = 0;
-    char *head = dump_head(spec), *units = units_text(spec, &units_bytes);
+    char *head = dump_head(spec), *units = units_text(spec, untiled, &units_bytes);
     char *text = head != NULL && units != NULL ? put_units(head, units, units_bytes) : NULL;
     free(head);
     free(units);
     return text;
+}
+
+char *spec_write(const struct spec *spec)
+{
+    return write_spec(spec, /* untiled= */ false);
+}
+
+char *spec_write_untiled(const struct spec *spec)
+{
+    return write_spec(spec, /* untiled= */ true);
 }

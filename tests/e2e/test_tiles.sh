@@ -98,6 +98,16 @@ two=$(echo "$model" | sed 's/--tiles 4/--tiles 2/')
 case $(digest) in digest*) ;; *) fail "other tiles: $(digest)" ;; esac
 awk '/^step 3\/6/ { exit !($4 < 5) }' "$work/out" || fail "it did not go on from the weights: $(cat "$work/out")"
 
+# The whole state goes on in other tiles, at its step.
+more=$(echo "$two" | sed 's/--steps 6/--steps 8/')
+"$bin/shardctl" run --daemons 2 --workers 1 -- sh -c '
+    set -e
+    "$0/shardctl" restore "$1" --spec "$2"
+    shift 2
+    "$0/shd-gpt" "$@"' "$bin" "$work/saved" "$work/two.json" $more >"$work/out" 2>&1 || fail "a state in other tiles: $(tail -n 3 "$work/out")"
+grep -q "^step 8/8" "$work/out" || fail "a state in other tiles: $(cat "$work/out")"
+grep -q "^step 3/8" "$work/out" && fail "it began anew: $(cat "$work/out")"
+
 # Kills of daemons and workers.
 python3 "$here/chaos.py" --bin "$bin" --logs "$work/chaos" --kills "${2:-12}" --seed 1 -- --tiles 4 --max-live-bytes "$smallest" --path copy ||
     fail "kills"

@@ -36,6 +36,7 @@ static const char restore_more[] = VERB_WHERE
     "  shardctl restore /data/run1\n"
     "  shardctl restore /data/run1/step-000000000500\n"
     "  shardctl restore --replace /data/run1/step-000000000500    go back to it\n"
+    "  shardctl restore /data/run1 --spec tiles.json              cut into other tiles\n"
     "  shardctl restore --weights llama/model.safetensors --spec spec.json\n"
     "\nexit code 1: nothing was opened; the reason is on stderr\n";
 
@@ -96,10 +97,8 @@ static int check_ask(const struct ask *ask, struct shd_err *e)
         return err_set(e, SHD_EINVAL, "nothing to restore: shardctl restore DIR");
     if (ask->weights != NULL && ask->path != NULL)
         return err_set(e, SHD_EINVAL, "a checkpoint or --weights: one of them");
-    if ((ask->weights != NULL) != (ask->spec != NULL))
-        return err_set(e, SHD_EINVAL,
-                       "--weights and --spec go together: a checkpoint has its own "
-                       "spec, weights have none");
+    if (ask->weights != NULL && ask->spec == NULL)
+        return err_set(e, SHD_EINVAL, "--weights needs --spec: they have no spec of their own");
     return SHD_OK;
 }
 
@@ -110,7 +109,8 @@ int verb_restore(int argc, char **argv)
     const struct flag table[] = {
         VERB_ADDRESS_FLAGS(ask.address),
         { "weights", 'w', FLAG_STRING, "FILE", "parameters alone, from here", &ask.weights, 0, 0 },
-        { "spec", 's', FLAG_STRING, "FILE", "the model's spec, with --weights", &ask.spec, 0, 0 },
+        { "spec", 's', FLAG_STRING, "FILE",
+          "the model's spec, with --weights; or a checkpoint's with other tiles", &ask.spec, 0, 0 },
         { "replace", 0, FLAG_BOOL, NULL, "also where the model is open: its state goes",
           &ask.replace, 0, 0 },
         { "force", 0, FLAG_BOOL, NULL, "with --replace: also where somebody trains it: that ends",

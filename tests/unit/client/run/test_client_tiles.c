@@ -298,6 +298,184 @@ TEST(weights_begin_models_that_are_cut_otherwise)
     }
 }
 
+/* The whole state, moments and all, goes on in other tiles: with the bits of one that never was in
+ * any, as what is computed here goes by elements. Moments are checked by steps after it. */
+static shd_model *restore_cut(shd_session *s, const char *spec)
+{
+    struct shd_err e = { 0 };
+    shd_model *m;
+    const struct shd_restore_options options = { .size = sizeof options, .spec_json = spec };
+    EXPECT_OK(shd_restore(s, ckpts, &options, NULL, &e), &e);
+    EXPECT_OK(shd_model_attach(s, NULL, &m, &e), &e);
+    return m;
+}
+
+/* A gradient that does not depend on tiles: of the whole tensor's element. */
+static int even_backward(void *ctx, uint32_t micro, uint32_t unit, const void *params, float *grad)
+{
+    const shd_model *m = ctx;
+    const struct spec_unit *u = &m->spec->units[unit];
+    for (uint32_t t = u->first_tensor; t < u->first_tensor + u->tensor_count; t++) {
+        const struct spec_tensor *of = &m->spec->tensors[t];
+        for (uint64_t i = 0; i < of->elems; i++)
+            grad[of->offset_elems + i] = toy_noise(shd_step(m), micro, 7,
+                                                   spec_whole_first(of) + i) +
+                                         0.1f * ((const float *)params)[of->offset_elems + i];
+    }
+    return 0;
+}
+
+static int even_forward(void *ctx, uint32_t micro, uint32_t unit, const void *params)
+{
+    (void)ctx, (void)micro, (void)unit;
+    return params == NULL;
+}
+
+static void train_even(shd_model *m, uint32_t steps)
+{
+    struct shd_err e = { 0 };
+    const struct shd_compute compute = { sizeof compute, m,           even_forward,
+                                         even_backward,  toy_metrics, NULL };
+    for (uint32_t k = 0; k < steps; k++) {
+        struct shd_update update = toy_update(shd_step(m));
+        update.clip_norm = 0; /* norms are summed by units */
+        EXPECT_OK(shd_run_step(m, toy_all_micros, TOY_MICROS, &compute, &update, NULL, &e), &e);
+    }
+}
+
+/* Without "uses", whose gradient this toy does not write. */
+static const char *plain_spec(uint32_t embed, uint32_t wide_tiles)
+{
+    static char json[2048];
+    snprintf(json, sizeof json, "%s", tiled_spec("f32", embed, wide_tiles));
+    char *uses = strstr(json, "\"uses\": [\"embed\"]");
+    EXPECT(uses != NULL);
+    memset(uses + strlen("\"uses\": ["), ' ', strlen("\"embed\""));
+    return json;
+}
+
+TEST(a_state_goes_on_in_other_tiles)
+{
+    static const uint32_t tiles[][2] = { { 3, 4 }, { 1, 1 }, { 5, 7 }, { 1, 2 } };
+    struct shd_err e = { 0 };
+    shd_session *s = NULL;
+    EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
+    shd_model *m = open_toy(s, plain_spec(1, 1));
+    train_even(m, 4);
+    keep_weights(m);
+    shd_close(s);
+    for (size_t from = 0; from < ARRAY_SIZE(tiles); from++) {
+        const size_t to = (from + 1) % ARRAY_SIZE(tiles);
+        make_ckpts();
+        fixture_start(&daemons, 2, NULL);
+        s = attach(PATIENT_MS);
+        m = open_toy(s, plain_spec(tiles[from][0], tiles[from][1]));
+        train_even(m, 2);
+        save_ok(m, 0);
+        shd_close(s);
+        fixture_stop(&daemons);
+        fixture_start(&daemons, 3, NULL);
+        s = attach(PATIENT_MS);
+        m = restore_cut(s, plain_spec(tiles[to][0], tiles[to][1]));
+        shd_model_close(m);
+        m = open_toy(s, plain_spec(tiles[to][0], tiles[to][1]));
+        EXPECT_EQ(shd_step(m), 2);
+        train_even(m, 2);
+        expect_same_weights(m, wide, wte, wpe);
+        save_ok(m, 0);
+        EXPECT_EQ(expect_all_good(), 2);
+        shd_close(s);
+        fixture_stop(&daemons);
+        remove_ckpts();
+    }
+}
+
+TEST(a_damaged_byte_is_found_by_whoever_reads_it_in_other_tiles)
+{
+    struct shd_err e = { 0 };
+    make_ckpts();
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, plain_spec(3, 4));
+    train_even(m, 1);
+    const struct shd_checkpointed saved = save_ok(m, 0);
+    shd_close(s);
+    fixture_stop(&daemons);
+    fixture_start(&daemons, 3, NULL);
+    s = attach(PATIENT_MS);
+    const struct shd_restore_options wrong = { .size = sizeof wrong,
+                                               .spec_json = tiled_spec("bf16", 3, 4) };
+    EXPECT_STATUS(shd_restore(s, ckpts, &wrong, NULL, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "the spec may differ from the checkpoint's in tiles alone: publish");
+    const struct shd_restore_options cut = { .size = sizeof cut, .spec_json = plain_spec(1, 3) };
+    flip_byte(saved.name, "optimizer-v.safetensors", -70000);
+    EXPECT_STATUS(shd_restore(s, ckpts, &cut, NULL, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "second moments of tensor 'h0.w/2', elements 14336 to 16383");
+    flip_byte(saved.name, "optimizer-v.safetensors", -70000);
+    EXPECT_OK(shd_restore(s, ckpts, &cut, NULL, &e), &e);
+    shd_close(s);
+    fixture_stop(&daemons);
+    remove_ckpts();
+}
+
+/* Counts of units (`idle` `skip`) are of tiles, each of which has those of its unit. */
+static uint32_t all_but_wide(void *ctx, uint32_t micro, uint32_t unit)
+{
+    const shd_model *m = ctx;
+    (void)micro;
+    for (uint32_t u = unit == UINT32_MAX ? 0 : unit + 1; u < m->spec->unit_count; u++)
+        if (strncmp(m->spec->units[u].name, "h0", 2) != 0)
+            return u;
+    return UINT32_MAX;
+}
+
+static const char *idle_spec(uint32_t embed, uint32_t wide_tiles)
+{
+    static char json[2048];
+    const char *plain = plain_spec(embed, wide_tiles);
+    const char *at = strstr(plain, "\"weight_decay\"");
+    EXPECT(at != NULL);
+    snprintf(json, sizeof json, "%.*s\"idle\": \"skip\", %s", (int)(at - plain), plain, at);
+    at = strstr(json, "\"lr_scale\"");
+    EXPECT(at != NULL);
+    static char both[2048];
+    snprintf(both, sizeof both, "%.*s\"idle\": \"skip\", %s", (int)(at - json), json, at);
+    return both;
+}
+
+TEST(counts_of_units_are_of_tiles)
+{
+    static const uint32_t tiles[][2] = { { 3, 4 }, { 3, 4 }, { 1, 1 }, { 2, 5 } };
+    struct shd_err e = { 0 };
+    for (size_t to = 1; to < ARRAY_SIZE(tiles); to++) {
+        make_ckpts();
+        fixture_start(&daemons, 2, NULL);
+        shd_session *s = attach(PATIENT_MS);
+        shd_model *m = open_toy(s, idle_spec(tiles[0][0], tiles[0][1]));
+        train_even(m, 1);
+        const struct shd_compute compute = { sizeof compute, m,           even_forward,
+                                             even_backward,  toy_metrics, all_but_wide };
+        struct shd_update update = toy_update(1);
+        EXPECT_OK(shd_run_step(m, toy_all_micros, TOY_MICROS, &compute, &update, NULL, &e), &e);
+        save_ok(m, 0);
+        shd_close(s);
+        fixture_stop(&daemons);
+        fixture_start(&daemons, 1, NULL);
+        s = attach(PATIENT_MS);
+        m = restore_cut(s, idle_spec(tiles[to][0], tiles[to][1]));
+        for (uint32_t u = 0; u < shd_units(m); u++) {
+            uint64_t step, updates;
+            float *values = malloc(shd_unit_elems(m, u) * sizeof *values);
+            EXPECT_OK(shd_get(m, u, SHD_PARAMS, values, &step, &updates, &e), &e);
+            free(values);
+            EXPECT_EQ(updates, strncmp(shd_unit_name(m, u), "h0", 2) == 0 ? 1 : 2);
+        }
+        shd_close(s);
+        fixture_stop(&daemons);
+        remove_ckpts();
+    }
+}
+
 TEST(exported_weights_are_whole_tensors)
 {
     struct shd_err e = { 0 };
