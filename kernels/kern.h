@@ -209,8 +209,8 @@ struct kern_update {
     const float *grad; /* [elems] fp32 sum over micro-batches, not yet scaled */
     float grad_scale;  /* 1/M, clip factor and loss unscale in one; SPEC_MEAN: what to divide by */
     void *publish;     /* [elems] of publish_dtype: the new param, rounded to nearest even */
-    enum shd_dtype publish_dtype;
-    uint64_t elems; /* of the slice; multiple of 2,048 */
+    enum shd_dtype publish_dtype; /* 0: it is not published, but encoded afterwards */
+    uint64_t elems;               /* of the slice; multiple of 2,048 */
     const struct kern_run *runs;
     uint32_t run_count;
     const struct kern_hyper *hypers;
@@ -240,6 +240,34 @@ struct kern_dequantize { /* out becomes elements [first_elem, + elems) of `from`
     uint64_t first_elem;
     uint64_t elems;
 };
+
+/* Elements [first_elem, + elems) of `in` become codes in `out`, where slices lie one behind the
+ * other in `in`, and each begins at bytes of its own in `out`. Pure: given again it stores the
+ * same. */
+struct kern_encode {
+    const float *in;
+    void *out;           /* aligned to 64 */
+    enum codec codec;    /* not none */
+    uint64_t first_elem; /* both multiples of CODEC_TILE_ELEMS */
+    uint64_t elems;
+    const uint64_t *first_of; /* [slices], ascending from 0: the first element of each, */
+    const uint64_t *bytes_of; /* [slices]: and where in `out` it begins; multiples of 64 */
+    uint32_t slices;
+};
+
+/* The slice that elem is in: the last that begins there or before. */
+static inline uint32_t encode_slice(const struct kern_encode *a, uint64_t elem)
+{
+    uint32_t low = 0, high = a->slices;
+    while (high - low > 1) {
+        const uint32_t mid = low + (high - low) / 2;
+        if (a->first_of[mid] <= elem)
+            low = mid;
+        else
+            high = mid;
+    }
+    return low;
+}
 
 /* SHA-256 of consecutive pieces of x: the first of head_elems elements (so that pieces end at
  * block borders), each further one of 2,048, the last of what is left. */
@@ -283,7 +311,8 @@ struct kern_choice {
     X(HASH, hash)             \
     X(COPY, copy)             \
     X(QUANTIZE, quantize)     \
-    X(DEQUANTIZE, dequantize)
+    X(DEQUANTIZE, dequantize) \
+    X(ENCODE, encode)
 
 enum kern_op_kind {
 #define KERN_OP_ENUM(NAME, name) KERN_##NAME,
@@ -317,6 +346,7 @@ struct kern_ops {
      * done; any thread, but not one that must not block. */
     enum segment_place place; /* of what is made here */
     bool int8;                /* it has updates of moments in 8 bits, and what goes with them */
+    bool codecs;              /* it encodes what is published */
     uint8_t uuid[16];         /* of the device; zeros: the host */
     char product[64];         /* "NVIDIA H100 PCIe"; "": the host */
     /* As segment_new(), segment_map(), segment_close() (proto/share/segment.h), for this device's

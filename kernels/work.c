@@ -237,6 +237,7 @@ static int check_update_arrays(const char *op, const struct kern_update *a,
                                const struct work_rules *rules, struct shd_err *e)
 {
     const uint32_t moments = spec_optimizer_rows[a->kind].moments;
+    const bool unpublished = a->publish_dtype == 0 && rules->codecs;
     struct changed changed = { { a->param, a->m, a->v }, 1 + moments };
     if (a->ema.average != NULL)
         changed.array[changed.count++] = a->ema.average;
@@ -256,7 +257,8 @@ static int check_update_arrays(const char *op, const struct kern_update *a,
         { "param", a->param, SHD_F32 },
         { "m", moments > 0 ? a->m : a->param, SHD_F32 },
         { "grad", a->grad, SHD_F32 },
-        { "publish", a->publish, a->publish_dtype },
+        { "publish", unpublished ? a->param : a->publish,
+          unpublished ? SHD_F32 : a->publish_dtype },
         { "v", moments > 1 ? a->v : a->param, SHD_F32 },
         { "average", a->ema.average != NULL ? a->ema.average : a->param, SHD_F32 },
     };
@@ -434,6 +436,27 @@ static int check_hash(const struct kern_hash *a, const struct work_rules *rules,
     return r;
 }
 
+static int check_encode(const struct kern_encode *a, const struct work_rules *rules,
+                        struct shd_err *e)
+{
+    int r = check_elems("encode", a->elems, CODEC_TILE_ELEMS, e);
+    if (r == SHD_OK)
+        r = check_elems("encode", a->first_elem, CODEC_TILE_ELEMS, e);
+    if (r == SHD_OK && !rules->codecs)
+        return err_set(e, SHD_ENOTSUP, "encode: this device does not encode what it publishes");
+    if (r == SHD_OK && (a->codec == CODEC_NONE || (unsigned)a->codec > CODECS))
+        return err_set(e, SHD_EINVAL, "encode: unknown codec %d", (int)a->codec);
+    if (r != SHD_OK || a->elems == 0)
+        return r;
+    if (a->out == NULL || (uintptr_t)a->out % SCRATCH_ALIGN != 0)
+        return err_set(e, SHD_EINVAL, "encode: out at %p is not aligned to %u", a->out,
+                       SCRATCH_ALIGN);
+    if (a->first_of == NULL || a->bytes_of == NULL || a->slices == 0 || a->first_of[0] != 0)
+        return err_set(e, SHD_EINVAL, "encode: of %" PRIu32 " slices, the first of which is %s",
+                       a->slices, a->slices == 0 || a->first_of == NULL ? "none" : "not at 0");
+    return check_array("encode", "in", a->in, SHD_F32, e);
+}
+
 static int check_copy(const struct kern_copy *a, struct shd_err *e)
 {
     if (a->bytes > 0 && (a->to == NULL || a->from == NULL))
@@ -490,6 +513,10 @@ int work_init(struct work *w, const struct kern_op *op, const struct work_rules 
     case KERN_DEQUANTIZE:
         r = check_dequantize(&op->dequantize, rules, e);
         count = op->dequantize.elems;
+        break;
+    case KERN_ENCODE:
+        r = check_encode(&op->encode, rules, e);
+        count = op->encode.elems;
         break;
     case KERN_OP_KINDS:
         break;

@@ -17,6 +17,7 @@ struct work_rules {
     bool chunk_words;    /* a trail's chunk words are the caller's */
     uint32_t hypers_max; /* 0: any number */
     bool int8;           /* arrays in 8 bits are known */
+    bool codecs;         /* what is published can be encoded, and updates leave it to that */
 };
 
 struct work {

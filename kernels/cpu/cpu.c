@@ -290,6 +290,12 @@ static int dequantize_run(const struct cpu_op *op, struct cpu_thread *t, struct 
     return SHD_OK;
 }
 
+static int encode_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+{
+    widest(t)->encode(&op->work.op.encode, r);
+    return SHD_OK;
+}
+
 static int copy_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
     (void)t;
@@ -312,12 +318,15 @@ static const struct cpu_kind {
     [KERN_COPY] = { copy_run, CHUNK_ELEMS * sizeof(float), 0 },
     [KERN_QUANTIZE] = { quantize_run, CHUNK_ELEMS, 0 },
     [KERN_DEQUANTIZE] = { dequantize_run, CHUNK_ELEMS, 0 },
+    [KERN_ENCODE] = { encode_run, CHUNK_ELEMS, HERE_ELEMS },
 };
 
 static int cpu_op_init(struct cpu_op *queued, const struct kern_op *op, struct kern_done *done,
                        struct shd_err *e)
 {
-    static const struct work_rules rules = { .chunk_words = true, .int8 = true, .whole = true };
+    static const struct work_rules rules = {
+        .chunk_words = true, .int8 = true, .whole = true, .codecs = true
+    };
     const int r = work_init(&queued->work, op, &rules, done, e);
     if (r != SHD_OK)
         return r;
@@ -467,6 +476,7 @@ static void cpu_free(struct kern *kern)
 /* A device's own has its instruction set's name. */
 static const struct kern_ops cpu_ops = {
     .int8 = true,
+    .codecs = true,
     .submit = cpu_submit,
     .run_here = cpu_run_here,
     .segment_new = cpu_segment_new,

@@ -25,6 +25,7 @@ struct cpu_range { /* of an op's elements or, for a hash, of its leaves */
     uint64_t count;
 };
 
+struct kern_decode;
 struct kern_widen;
 struct muon_job;
 struct trail_record;
@@ -45,6 +46,8 @@ struct cpu_isa {
     void (*ema)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
     void (*quantize)(const struct kern_quantize *a, struct cpu_range r); /* whole blocks */
     void (*dequantize)(const struct kern_dequantize *a, struct cpu_range r);
+    void (*encode)(const struct kern_encode *a, struct cpu_range r); /* likewise */
+    void (*decode)(const struct kern_decode *a);
     void (*muon)(const struct muon_job *job, struct cpu_range tasks);
     void (*lamb)(const struct muon_job *job, struct cpu_range r, struct kern_change *part);
     void (*adafactor)(const struct muon_job *job, struct cpu_range tasks);

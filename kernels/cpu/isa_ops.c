@@ -14,6 +14,7 @@
 #include "kernels/cpu/op_widen.h"
 /* Behind what they build on. */
 #include "kernels/cpu/op_adafactor.h"
+#include "kernels/cpu/op_codec.h"
 #include "kernels/cpu/op_lamb.h"
 
 const struct cpu_isa KERN_ISA = {
@@ -29,6 +30,8 @@ const struct cpu_isa KERN_ISA = {
     .ema = ema_range,
     .quantize = quantize_range,
     .dequantize = dequantize_range,
+    .encode = encode_range,
+    .decode = decode_all,
     .muon = muon_range,
     .lamb = lamb_range,
     .adafactor = adafactor_tasks_run,

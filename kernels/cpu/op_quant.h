@@ -158,6 +158,8 @@ KERN_FN void publish_pairs(const struct kern_update *a, uint64_t i, struct publi
 /* The new parameters of a block, which are in a cache. */
 QUANT_CALL void publish_block(const struct kern_update *a, uint64_t i, unsigned n, bool stream)
 {
+    if (a->publish_dtype == 0)
+        return;
     if (n < QUANT_BLOCK_ELEMS)
         publish_part(a, i, n, (struct publish){ a->publish_dtype, false });
     else if (a->publish_dtype == SHD_F32)

@@ -24,7 +24,7 @@
 #define UPDATE_STREAM_ELEMS_MIN (UINT64_C(256) * 1024)
 
 struct publish {
-    enum shd_dtype dtype;
+    enum shd_dtype dtype; /* 0: not at all */
     bool stream;
 };
 
@@ -82,6 +82,8 @@ KERN_FN void step_part(const struct kern_update *a, uint64_t i, unsigned n,
     if (has_v(kind))
         vec_store_n(a->v + i, v, n);
     vec_store_n(a->param + i, p, n);
+    if (to.dtype == 0)
+        return;
     if (to.dtype == SHD_F32)
         vec_store_n((float *)a->publish + i, p, n);
     else
@@ -92,6 +94,8 @@ KERN_FN void step_part(const struct kern_update *a, uint64_t i, unsigned n,
 /* Publish two neighbouring vectors at element i. */
 KERN_FN void publish_pair(void *out, uint64_t i, vec p0, vec p1, struct publish to)
 {
+    if (to.dtype == 0)
+        return;
     if (to.dtype == SHD_F32) {
         float *f = (float *)out + i;
         to.stream ? vec_stream(f, p0) : vec_store(f, p0);
@@ -181,6 +185,10 @@ KERN_FN void update_span_to(const struct kern_update *a, struct cpu_range r,
                             const struct kern_rates *c, enum spec_optimizer kind, bool stream,
                             struct trail_record *rec)
 {
+    if (a->publish_dtype == 0) {
+        update_span(a, r, c, kind, (struct publish){ 0, false }, rec);
+        return;
+    }
     switch (a->publish_dtype) {
     case SHD_F32:
         update_span(a, r, c, kind, (struct publish){ SHD_F32, stream }, rec);

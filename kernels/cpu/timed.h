@@ -61,9 +61,10 @@ static inline struct timed_range timed_begin(struct timed *t, uint32_t work, boo
     return r;
 }
 
+/* What is not published is timed, and called, as fp32: a model has no update of both kinds. */
 static inline uint32_t timed_dtype(enum shd_dtype dtype)
 {
-    return (uint32_t)dtype - SHD_F32;
+    return dtype != 0 ? (uint32_t)dtype - SHD_F32 : 0;
 }
 
 static inline struct timed_range timed_update(struct timed *t, const struct kern_update *a,

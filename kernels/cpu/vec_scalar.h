@@ -82,6 +82,74 @@ KERN_FN void codes_store(uint8_t *p, vec x, bool sign)
     *p = (uint8_t)_mm_cvtss_si32(_mm_set_ss(x));
 }
 
+/* Numbers and bits of 32: codes that are taken apart. */
+KERN_FN vec vec_min(vec a, vec b)
+{
+    return a < b ? a : b;
+}
+
+KERN_FN vec vec_of_bits(vec_u32 a)
+{
+    return f32_of_bits(a);
+}
+
+/* To the nearest, even in the middle: |x| is below 2^31. And back. */
+KERN_FN vec_u32 vec_to_int(vec x)
+{
+    return (uint32_t)_mm_cvtss_si32(_mm_set_ss(x));
+}
+
+KERN_FN vec vec_of_int(vec_u32 a)
+{
+    return (float)(int32_t)a;
+}
+
+KERN_FN vec_u32 bits_set1(uint32_t x)
+{
+    return x;
+}
+
+KERN_FN vec_u32 bits_add(vec_u32 a, vec_u32 b)
+{
+    return a + b;
+}
+
+KERN_FN vec_u32 bits_and(vec_u32 a, vec_u32 b)
+{
+    return a & b;
+}
+
+KERN_FN vec_u32 bits_or(vec_u32 a, vec_u32 b)
+{
+    return a | b;
+}
+
+KERN_FN vec_u32 bits_xor(vec_u32 a, vec_u32 b)
+{
+    return a ^ b;
+}
+
+KERN_FN vec_u32 bits_left(vec_u32 a, unsigned n)
+{
+    return a << n;
+}
+
+KERN_FN vec_u32 bits_right(vec_u32 a, unsigned n)
+{
+    return a >> n;
+}
+
+/* Bytes, the low ones of each. */
+KERN_FN vec_u32 bytes_load(const uint8_t *p)
+{
+    return *p;
+}
+
+KERN_FN void bytes_store(uint8_t *p, vec_u32 a)
+{
+    *p = (uint8_t)a;
+}
+
 /* SUM_LANES running sums in fp64. */
 struct lanes {
     double s[SUM_LANES];

@@ -19,6 +19,7 @@ typedef __m256i half;
 typedef __m512d vec_f64;
 typedef __m512i vec_u32;
 #define MM(name)      _mm512_##name
+#define MM_BITS(name) _mm512_##name##_si512
 #define MM_HALF(name) _mm256_##name##_si256
 #else
 #define VEC_NAME      "avx2"
@@ -27,6 +28,7 @@ typedef __m128i half;
 typedef __m256d vec_f64;
 typedef __m256i vec_u32;
 #define MM(name)      _mm256_##name
+#define MM_BITS(name) _mm256_##name##_si256
 #define MM_HALF(name) _mm_##name##_si128
 #endif
 
@@ -106,6 +108,56 @@ KERN_FN vec_u32 bits_max(vec_u32 a, vec_u32 b)
     return MM(max_epu32)(a, b);
 }
 
+KERN_FN vec vec_min(vec a, vec b)
+{
+    return MM(min_ps)(a, b);
+}
+
+KERN_FN vec_u32 vec_to_int(vec x)
+{
+    return MM(cvtps_epi32)(x);
+}
+
+KERN_FN vec vec_of_int(vec_u32 a)
+{
+    return MM(cvtepi32_ps)(a);
+}
+
+KERN_FN vec_u32 bits_set1(uint32_t x)
+{
+    return MM(set1_epi32)((int)x);
+}
+
+KERN_FN vec_u32 bits_add(vec_u32 a, vec_u32 b)
+{
+    return MM(add_epi32)(a, b);
+}
+
+KERN_FN vec_u32 bits_and(vec_u32 a, vec_u32 b)
+{
+    return MM_BITS(and)(a, b);
+}
+
+KERN_FN vec_u32 bits_or(vec_u32 a, vec_u32 b)
+{
+    return MM_BITS(or)(a, b);
+}
+
+KERN_FN vec_u32 bits_xor(vec_u32 a, vec_u32 b)
+{
+    return MM_BITS(xor)(a, b);
+}
+
+KERN_FN vec_u32 bits_left(vec_u32 a, unsigned n)
+{
+    return MM(sll_epi32)(a, _mm_cvtsi32_si128((int)n));
+}
+
+KERN_FN vec_u32 bits_right(vec_u32 a, unsigned n)
+{
+    return MM(srl_epi32)(a, _mm_cvtsi32_si128((int)n));
+}
+
 KERN_FN half half_load(const uint16_t *p)
 {
     return MM_HALF(loadu)((const half *)(const void *)p);
@@ -177,6 +229,11 @@ KERN_FN vec_u32 vec_bits(vec a)
     return _mm512_castps_si512(a);
 }
 
+KERN_FN vec vec_of_bits(vec_u32 a)
+{
+    return _mm512_castsi512_ps(a);
+}
+
 KERN_FN vec_u32 vec_exponent(vec a)
 {
     return _mm512_srli_epi32(_mm512_castps_si512(a), 23);
@@ -215,6 +272,16 @@ KERN_FN void codes_store(uint8_t *p, vec x, bool sign)
 {
     (void)sign;
     _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+
+KERN_FN vec_u32 bytes_load(const uint8_t *p)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+
+KERN_FN void bytes_store(uint8_t *p, vec_u32 a)
+{
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(a));
 }
 
 KERN_FN half half_load_n(const uint16_t *p, unsigned n)
@@ -307,6 +374,11 @@ KERN_FN vec_u32 vec_bits(vec a)
     return _mm256_castps_si256(a);
 }
 
+KERN_FN vec vec_of_bits(vec_u32 a)
+{
+    return _mm256_castsi256_ps(a);
+}
+
 KERN_FN vec_u32 vec_exponent(vec a)
 {
     return _mm256_srli_epi32(_mm256_castps_si256(a), 23);
@@ -344,6 +416,19 @@ KERN_FN void codes_store(uint8_t *p, vec x, bool sign)
                                           _mm256_extracti128_si256(wide, 1));
     const __m128i codes = sign ? _mm_packs_epi16(pairs, pairs) : _mm_packus_epi16(pairs, pairs);
     _mm_storel_epi64((__m128i *)(void *)p, codes);
+}
+
+KERN_FN vec_u32 bytes_load(const uint8_t *p)
+{
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+}
+
+KERN_FN void bytes_store(uint8_t *p, vec_u32 a)
+{
+    const __m256i low = _mm256_and_si256(a, _mm256_set1_epi32(0xff));
+    const __m128i pairs = _mm_packus_epi32(_mm256_castsi256_si128(low),
+                                           _mm256_extracti128_si256(low, 1));
+    _mm_storel_epi64((__m128i *)(void *)p, _mm_packus_epi16(pairs, pairs));
 }
 
 KERN_FN half half_load_n(const uint16_t *p, unsigned n)

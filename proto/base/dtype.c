@@ -40,3 +40,19 @@ enum shd_dtype dtype_parse(const char *name)
             return others[i].dtype;
     return (enum shd_dtype)0;
 }
+
+static const char *const codec_names[CODECS + 1] = { "none", "int8", "fp8", "int4" };
+
+const char *codec_name(enum codec codec)
+{
+    CHECK((unsigned)codec <= CODECS);
+    return codec_names[codec];
+}
+
+int codec_parse(const char *name)
+{
+    for (unsigned i = 0; i <= CODECS; i++)
+        if (strcmp(name, codec_names[i]) == 0)
+            return (int)i;
+    return -1;
+}
