@@ -231,16 +231,16 @@ static struct kern_rates torch_rates(const struct spec *spec, const struct decis
     const double lr = or_else(r.lr, decision->lr * group->lr_scale);
     const double decay = or_else(r.weight_decay, group->weight_decay);
     const double beta1 = or_else(r.beta1, spec->beta1), beta2 = or_else(r.beta2, spec->beta2);
-    struct kern_rates c = { .keep = spec->coupled_decay ? 1 : (float)(1 - lr * decay),
-                            .decay = spec->coupled_decay ? (float)decay : 0,
+    struct kern_rates c = { .keep = spec->torch.coupled_decay ? 1 : (float)(1 - lr * decay),
+                            .decay = spec->torch.coupled_decay ? (float)decay : 0,
                             .rate = (float)-lr,
                             .beta1 = (float)beta1,
                             .beta2 = (float)beta2,
-                            .rest1 = (float)(1 - spec->dampening),
+                            .rest1 = (float)(1 - spec->torch.dampening),
                             .eps = (float)or_else(decision_eps_of(decision, g), spec->eps) };
     if (spec->optimizer == SPEC_SGD_TORCH) {
         c.flags = (beta1 != 0 ? KERN_MOMENTUM : 0) | (update == 1 ? KERN_FIRST : 0) |
-                  (spec->nesterov ? KERN_NESTEROV : 0);
+                  (spec->torch.nesterov ? KERN_NESTEROV : 0);
         return c;
     }
     c.rate = (float)-(lr / rest_of_power(beta1, update));

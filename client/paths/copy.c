@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "client/paths/coded.h"
 #include "client/paths/map.h"
 #include "client/paths/order.h"
 #include "client/paths/place.h"
@@ -40,7 +41,10 @@ static struct transfer_piece piece_of(const struct shd_model *m, const struct co
         .from = from,
         .gpu = c->gpu != NULL ? c->gpu : owner->whole.gpu,
         .offset_bytes = slice.first_elem * elem_bytes,
-        .bytes = from != NULL ? slice.elems * elem_bytes : 0,
+        .bytes = from != NULL ? coded_bytes(m, slice.elems) : 0,
+        .codec = m->spec->codec,
+        .dtype = m->spec->publish,
+        .elems = slice.elems,
     };
 }
 

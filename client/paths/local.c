@@ -10,6 +10,7 @@
 
 #include "client/paths/cause.h"
 #include "client/paths/kern_run.h"
+#include "client/paths/local_publish.h"
 #include "client/paths/local_put.h"
 #include "client/paths/local_show.h"
 #include "client/paths/local_state.h"
@@ -100,7 +101,10 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     const uint64_t moment_bytes = spec->int8 ? quant_bytes(elems) : array_bytes;
     const uint64_t state_bytes = (frozen ? 1 : 2) * array_bytes + moments * moment_bytes +
                                  (ema ? array_bytes : 0);
-    const uint64_t bytes = state_bytes + elems * dtype_bytes(spec->publish);
+    const uint64_t publish_bytes = elems * dtype_bytes(spec->publish);
+    const bool coded = spec->codec != CODEC_NONE;
+    const uint64_t bytes = state_bytes + publish_bytes +
+                           (coded ? codec_bytes(spec->codec, elems) : 0);
     void *base = NULL;
     int r = new_memory(m->session, bytes, &base, e);
     if (r != SHD_OK)
@@ -113,6 +117,7 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     u->v = moments == 2 ? u->m + moment_bytes / sizeof(float) : NULL;
     u->ema = ema ? u->param + (state_bytes - array_bytes) / sizeof(float) : NULL;
     u->publish = (uint8_t *)base + state_bytes;
+    u->codes = coded ? (uint8_t *)u->publish + publish_bytes : NULL;
     u->arrived = m->local->arrived + (uint64_t)unit * spec_returns(spec);
     r = runs_new(spec, unit, (struct slice){ 0, elems }, &u->runs, &u->run_count, e);
     return r == SHD_OK ? open_matrices(m, unit, e) : r;
@@ -139,7 +144,7 @@ static int fill_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     const struct spec_unit *su = &m->spec->units[unit];
     const struct local_unit *u = &m->local->units[unit];
     struct kern *k = m->session->kern;
-    const uint64_t zero_elems = (u->memory_bytes - su->elems * dtype_bytes(m->spec->publish)) /
+    const uint64_t zero_elems = (uint64_t)((uint8_t *)u->publish - (uint8_t *)u->memory) /
                                 sizeof(float);
     const struct kern_op zero = kern_zero(u->memory, zero_elems);
     const int zeroed = kern_run_op(k, &zero, e);
@@ -159,9 +164,8 @@ static int fill_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
         if (r != SHD_OK)
             return r;
     }
-    const struct kern_cast cast = { u->publish, m->spec->publish, u->param, su->elems };
     const struct kern_copy ema = { u->ema, u->param, su->elems * sizeof(float) };
-    int r = kern_run_op(k, &(struct kern_op){ KERN_CAST, { .cast = cast } }, e);
+    int r = local_publish(m, unit, e);
     if (r == SHD_OK && u->ema != NULL)
         r = kern_run_op(k, &(struct kern_op){ KERN_COPY, { .copy = ema } }, e);
     return r;
@@ -556,8 +560,8 @@ static int update_units(struct shd_model *m, const struct decision *decision, st
             .int8 = m->spec->int8 && u->m != NULL,
             .grad = u->acc,
             .grad_scale = mean ? (float)count_took(u, model_returns(m)) : decision->scale,
-            .publish = u->publish,
-            .publish_dtype = m->spec->publish,
+            .publish = u->codes == NULL ? u->publish : NULL,
+            .publish_dtype = u->codes == NULL ? m->spec->publish : 0,
             .elems = m->spec->units[i].elems,
             .runs = u->runs,
             .run_count = u->run_count,
@@ -567,8 +571,10 @@ static int update_units(struct shd_model *m, const struct decision *decision, st
             .ema = { .average = u->ema,
                      .rest = u->ema != NULL ? runs_ema_rest(m->spec, u->updates) : 0 },
         };
-        const int r = kern_run_op(m->session->kern,
-                                  &(struct kern_op){ KERN_UPDATE, { .update = update } }, e);
+        int r = kern_run_op(m->session->kern,
+                            &(struct kern_op){ KERN_UPDATE, { .update = update } }, e);
+        if (r == SHD_OK && u->codes != NULL)
+            r = local_publish(m, i, e);
         if (r != SHD_OK)
             return r;
     }

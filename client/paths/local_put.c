@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "client/paths/kern_run.h"
+#include "client/paths/local_publish.h"
 #include "client/paths/local_state.h"
 #include "client/paths/put.h"
 #include "kernels/kern.h"
@@ -66,10 +67,7 @@ static int copy_unit(struct shd_model *m, const struct path_put *put, uint32_t u
         r = kern_run_op(m->session->kern, &write, e);
         *values += elems;
     }
-    const struct kern_cast cast = { u->publish, m->spec->publish, u->param, elems };
-    if (r == SHD_OK && has(put, unit, SHD_PARAMS))
-        r = kern_run_op(m->session->kern, &(struct kern_op){ KERN_CAST, { .cast = cast } }, e);
-    return r;
+    return r == SHD_OK && has(put, unit, SHD_PARAMS) ? local_publish(m, unit, e) : r;
 }
 
 static void set_updates(struct shd_model *m, const struct path_put *put)

@@ -28,7 +28,8 @@ struct local_unit { /* arrays are fp32 [elems of the unit], but for moments in 8
     float *param, *m, *v;  /* v: AdamW only, else NULL; frozen units have param alone */
     float *ema;            /* the parameters' moving average; NULL: there is none */
     float *acc;            /* gradient sum of the open step; NULL: frozen */
-    void *publish;         /* what workers read, in the model's dtype */
+    void *publish;         /* what workers read, in the model's dtype, */
+    void *codes;           /* and what that was decoded from; NULL: no codec */
     struct kern_run *runs; /* owned */
     uint32_t run_count;
     struct kern_whole *whole; /* owned: its matrices; NULL: none */

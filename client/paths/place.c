@@ -47,6 +47,22 @@ int place_reserve_units(const struct shd_model *m, void ***ret_units, struct shd
     return SHD_OK;
 }
 
+int place_memory_units(const struct shd_model *m, void ***ret_units, struct shd_err *e)
+{
+    void **units;
+    int r = place_reserve_units(m, &units, e);
+    if (r != SHD_OK)
+        return r;
+    if (mprotect(units[0], params_bytes(m), PROT_READ | PROT_WRITE) < 0) {
+        r = err_sys(e, SHD_ENOMEM, "have %" PRIu64 " bytes for decoded parameters",
+                    params_bytes(m));
+        place_release_units(m, units);
+        return r;
+    }
+    *ret_units = units;
+    return SHD_OK;
+}
+
 void place_release_units(const struct shd_model *m, void **units)
 {
     if (units != NULL)
@@ -195,12 +211,15 @@ static int move_units(const struct shd_model *n, void *const *to, struct shd_err
         for (uint32_t u = 0; u < n->spec->unit_count; u++) {
             const uint64_t at = s->slice[u].first_elem * elem_bytes;
             const uint64_t bytes = shardmap_publish_slice_bytes(s, u);
+            const uint64_t room = s->slice[u].elems * elem_bytes; /* codes leave some of it free */
             if (bytes > 0 &&
                 mremap((uint8_t *)n->map->params[u] + at, bytes, bytes,
                        MREMAP_MAYMOVE | MREMAP_FIXED, (uint8_t *)to[u] + at) == MAP_FAILED)
                 return err_sys(e, SHD_ENOMEM, "move the parameters of unit '%s'",
                                n->spec->units[u].name);
-            moved += bytes;
+            if (bytes < room)
+                segment_unreserve((uint8_t *)n->map->params[u] + at + bytes, room - bytes);
+            moved += room;
         }
     }
     CHECK(moved == params_bytes(n)); /* the owners have all of it, each a part */

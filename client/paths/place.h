@@ -19,6 +19,9 @@ void place_release(struct shd_model *m);
  * owner, one after the other in its segment, they make one mapping, of which a process may not have
  * many (vm.max_map_count). *ret_units: [units], for place_release_units() (NULL is a no-op). */
 int place_reserve_units(const struct shd_model *m, void ***ret_units, struct shd_err *e);
+/* The same, of memory of this process. */
+int place_memory_units(const struct shd_model *m, void ***ret_units, struct shd_err *e);
+
 int place_units(struct shd_model *m, void *const *units, const struct map_owner *owner, int fd,
                 struct shd_err *e);
 void place_release_units(const struct shd_model *m, void **units);

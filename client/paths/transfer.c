@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "client/paths/kern_run.h"
+#include "kernels/cpu/decode.h"
 #include "kernels/cuda/stream.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -68,6 +69,16 @@ static int fly(struct transfer *t, struct transfer_job *job, const struct transf
     return kern_batch_add(&t->flight, piece->gpu, &op, &job->why);
 }
 
+static void decode_piece(const struct transfer_job *job, const struct transfer_piece *piece)
+{
+    const struct kern_decode decode = { .out = job->to + piece->offset_bytes,
+                                        .in = piece->from,
+                                        .codec = piece->codec,
+                                        .out_dtype = piece->dtype,
+                                        .elems = piece->elems };
+    cpu_decode(&decode);
+}
+
 /* SHD_OK: the piece is published. SHD_EGONE: cancelled. */
 static int wait_piece(struct transfer *t, struct transfer_job *job,
                       const struct transfer_piece *piece)
@@ -95,7 +106,9 @@ static int copy_piece(struct transfer *t, struct transfer_job *job,
     job->version = board_version(piece->board, job->unit);
     if (job->version != job->step)
         return SHD_ESTEP;
-    if (piece->gpu == NULL)
+    if (piece->codec != CODEC_NONE)
+        decode_piece(job, piece);
+    else if (piece->gpu == NULL)
         memcpy(job->to + piece->offset_bytes, piece->from, piece->bytes);
     else
         r = fly(t, job, piece);

@@ -21,6 +21,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "proto/base/dtype.h"
 #include "proto/base/status.h"
 #include "proto/share/board.h"
 
@@ -34,7 +35,10 @@ struct transfer_piece {
     const struct board *board; /* borrowed, with the next two */
     const uint8_t *from;
     struct kern *gpu;             /* copies it; NULL: from and to are host memory */
-    uint64_t offset_bytes, bytes; /* within the unit */
+    uint64_t offset_bytes, bytes; /* within the unit; of codes so many there, not here */
+    enum codec codec;             /* of what is there: decoded here, in host memory, */
+    enum shd_dtype dtype;         /* to so many of this */
+    uint64_t elems;
 };
 
 /* Caller's memory; the thread reads and writes it from start until done or cancelled. */

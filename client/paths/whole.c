@@ -44,6 +44,11 @@ static int err_apart(const struct shd_model *m, uint32_t owner, struct shd_err *
 int whole_check_map(const struct shd_model *m, struct shd_err *e)
 {
     const struct map_model *map = m->map;
+    if (m->spec->codec != CODEC_NONE)
+        return err_set(e, SHD_ENOTSUP,
+                       "path map: model '%s' is published in codes (codec: %s), which are to be "
+                       "decoded: take auto or copy",
+                       m->spec->name, codec_name(m->spec->codec));
     if (!map->whole)
         return SHD_OK;
     for (uint32_t i = 0; i < map->owner_count; i++) {

@@ -74,7 +74,7 @@ struct plan_cost {
     uint64_t live_param_bytes_max;
     uint64_t live_grad_bytes_max; /* fp32 */
     uint64_t live_bytes_max;      /* both at once: not the sum of the two maxima */
-    uint64_t fetched_bytes;       /* per worker and step, publish dtype, without padding */
+    uint64_t fetched_bytes;       /* per worker and step: plan_unit_fetched_bytes() */
     uint64_t returned_bytes;      /* per worker and step, grad dtype, without padding */
     uint32_t fetches, returns;
 };

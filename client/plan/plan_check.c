@@ -23,7 +23,7 @@ struct watch { /* of one unit */
     uint32_t fetched_at, waited_at, returned_at; /* operations: the last ones */
     uint32_t reads;               /* computes that read it in one sweep: its own and its users' */
     uint32_t forwards, backwards; /* of those, in this micro-batch so far */
-    uint64_t param_bytes, grad_bytes, return_bytes;
+    uint64_t param_bytes, fetched_bytes, grad_bytes, return_bytes;
 };
 
 struct checker {
@@ -165,7 +165,7 @@ static const char *check_fetch(struct checker *c, uint32_t unit)
     c->live_units++;
     c->live_param_bytes += w->param_bytes;
     c->cost.fetches++;
-    c->cost.fetched_bytes += w->param_bytes;
+    c->cost.fetched_bytes += w->fetched_bytes;
     if (p->max_live_units > 0 && c->live_units > p->max_live_units)
         return refuse(c,
                       "makes it %" PRIu32 " units that are held, max_live_units is %" PRIu32
@@ -462,6 +462,7 @@ static int survey(struct checker *c, struct shd_err *e)
     for (uint32_t u = 0; u < c->spec->unit_count; u++) {
         struct watch *w = &c->units[u];
         w->param_bytes = plan_unit_param_bytes(c->spec, u);
+        w->fetched_bytes = plan_unit_fetched_bytes(c->spec, u);
         w->grad_bytes = plan_unit_grad_bytes(c->spec, u, SHD_F32);
         w->return_bytes = plan_unit_grad_bytes(c->spec, u, dtype);
         c->to_return += w->reads > 0 && !c->spec->units[u].frozen;

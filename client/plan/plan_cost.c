@@ -24,6 +24,18 @@ uint64_t plan_unit_param_bytes(const struct spec *spec, uint32_t unit)
     return unit_elems(spec, unit) * dtype_bytes(spec->publish);
 }
 
+uint64_t plan_unit_fetched_bytes(const struct spec *spec, uint32_t unit)
+{
+    const struct spec_unit *su = &spec->units[unit];
+    uint64_t blocks = 0;
+    if (spec->codec == CODEC_NONE)
+        return plan_unit_param_bytes(spec, unit);
+    for (uint32_t i = 0; i < su->tensor_count; i++)
+        blocks += layout_align(spec->tensors[su->first_tensor + i].elems, CODEC_BLOCK_ELEMS) /
+                  CODEC_BLOCK_ELEMS;
+    return blocks * codec_tile_bytes(spec->codec) / CODEC_TILE_SCALES;
+}
+
 uint64_t plan_unit_grad_bytes(const struct spec *spec, uint32_t unit, enum shd_dtype dtype)
 {
     const struct spec_unit *u = &spec->units[unit];
@@ -33,7 +45,7 @@ uint64_t plan_unit_grad_bytes(const struct spec *spec, uint32_t unit, enum shd_d
 /* -- Counting ---------------------------------------------------------------------------------- */
 
 struct size { /* of one unit */
-    uint64_t param_bytes, grad_bytes, return_bytes;
+    uint64_t param_bytes, fetched_bytes, grad_bytes, return_bytes;
     bool grad_live;
 };
 
@@ -90,7 +102,7 @@ static void count_op(struct counter *c, const struct plan_op *op)
     struct size *s = &c->sizes[op->unit];
     if (op->kind == PLAN_FETCH) {
         cost->fetches++;
-        cost->fetched_bytes += s->param_bytes;
+        cost->fetched_bytes += s->fetched_bytes;
         c->live_units++;
         c->live_param_bytes += s->param_bytes;
     } else if (op->kind == PLAN_FREE) {
@@ -117,6 +129,7 @@ int plan_count(const struct plan *plan, const struct spec *spec, enum shd_dtype 
     for (uint32_t u = 0; u < spec->unit_count; u++)
         c.sizes[u] = (struct size){
             .param_bytes = plan_unit_param_bytes(spec, u),
+            .fetched_bytes = plan_unit_fetched_bytes(spec, u),
             .grad_bytes = plan_unit_grad_bytes(spec, u, SHD_F32),
             .return_bytes = plan_unit_grad_bytes(spec, u,
                                                  grad_dtype != 0 ? grad_dtype : spec->grad_dtype),

@@ -9,10 +9,11 @@
 int plan_count(const struct plan *plan, const struct spec *spec, enum shd_dtype grad_dtype,
                struct plan_cost *ret_cost, struct shd_err *e);
 
-/* Bytes of a unit's parameters as fetched (publish dtype) and of its gradient as returned
- * (dtype), without padding; 0 gradient for a frozen unit, fp32 for a
- * mean. */
+/* Bytes of a unit's parameters as a worker holds them (publish dtype) and as it fetches them (the
+ * same, or in codes) and of its gradient as returned (dtype), without padding but that of blocks of
+ * codes; 0 gradient for a frozen unit, fp32 for a mean. */
 uint64_t plan_unit_param_bytes(const struct spec *spec, uint32_t unit);
+uint64_t plan_unit_fetched_bytes(const struct spec *spec, uint32_t unit);
 uint64_t plan_unit_grad_bytes(const struct spec *spec, uint32_t unit, enum shd_dtype dtype);
 
 /* Slots that a worker asks each owner for. Staged gradients need one only while owners read one:

@@ -42,7 +42,7 @@ int hold_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
     h->fetched = true;
     m->held.units++;
     m->held.bytes += h->bytes;
-    m->session->bytes_fetched += h->bytes;
+    m->session->bytes_fetched += h->fetched_bytes;
     session_live(m->session, h->bytes, /* more= */ true);
     return SHD_OK;
 }

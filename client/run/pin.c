@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "client/paths/coded.h"
 #include "client/paths/look.h"
 #include "client/paths/map.h"
 #include "client/paths/place.h"
@@ -36,7 +37,8 @@ struct pinned {
     struct shd_model *model; /* borrowed */
     struct shd_pin_options options;
     bool held;       /* all of `step` is mapped */
-    void **units;    /* owned: place_reserve_units() */
+    void **units;    /* owned: place_reserve_units(); NULL: none */
+    void **decoded;  /* owned: the same, of memory, where they are codes; NULL: likewise */
     uint64_t step;   /* asked for */
     uint64_t number; /* of the question; answers to earlier ones do not count */
     uint32_t lead;   /* of the next question */
@@ -270,10 +272,23 @@ static int map_owners(struct pinned *p, struct shd_err *e)
     return r;
 }
 
+/* Codes of all owners become arrays, when all are of one step. */
+static int decode(struct pinned *p, struct shd_err *e)
+{
+    struct shd_model *m = p->model;
+    if (m->spec->codec == CODEC_NONE)
+        return SHD_OK;
+    const int r = p->decoded == NULL ? place_memory_units(m, &p->decoded, e) : SHD_OK;
+    for (uint32_t u = 0; r == SHD_OK && u < m->spec->unit_count; u++)
+        coded_read(m, u, p->units, m->spec->units[u].elems, p->decoded[u]);
+    return r;
+}
+
 static void unmap(struct pinned *p)
 {
     place_release_units(p->model, p->units);
-    p->units = NULL;
+    place_release_units(p->model, p->decoded);
+    p->units = p->decoded = NULL;
     for (uint32_t i = 0; i < p->model->map->owner_count; i++)
         p->owners[i].segment = 0;
 }
@@ -362,6 +377,8 @@ int shd_pin(shd_model *m, const struct shd_pin_options *options, uint64_t *ret_s
     p->held = false;
     p->options = o;
     r = pin_step(p, e);
+    if (r == SHD_OK)
+        r = decode(p, e);
     m->session->wait_ns += clock_now_ns() - start_ns;
     if (r != SHD_OK) {
         let_go(p);
@@ -377,7 +394,9 @@ int shd_pin(shd_model *m, const struct shd_pin_options *options, uint64_t *ret_s
 const void *shd_pinned(const shd_model *m, uint32_t unit)
 {
     const struct pinned *p = m->map != NULL ? m->map->pinned : NULL;
-    return p != NULL && p->held && unit < m->spec->unit_count ? p->units[unit] : NULL;
+    if (p == NULL || !p->held || unit >= m->spec->unit_count)
+        return NULL;
+    return p->decoded != NULL ? p->decoded[unit] : p->units[unit];
 }
 
 void shd_unpin(shd_model *m)

@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "client/paths/coded.h"
 #include "client/paths/map.h"
 #include "client/paths/path.h"
 #include "client/paths/place.h"
@@ -95,7 +96,11 @@ static int read_unit(struct shd_model *m, uint32_t unit, void *to, uint64_t *ste
         *step = r == SHD_OK ? version : *step;
         return r;
     }
-    memcpy(to, m->map->params[unit], read_bytes(m, unit));
+    if (m->spec->codec != CODEC_NONE)
+        coded_read(m, unit, m->map->params, read_bytes(m, unit) / dtype_bytes(m->spec->publish),
+                   to);
+    else
+        memcpy(to, m->map->params[unit], read_bytes(m, unit));
     *step += shd_unit_version(m, unit) != version;
     return SHD_OK;
 }

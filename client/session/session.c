@@ -100,6 +100,11 @@ void sized_give(void *to, const void *from)
 int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
 {
     CHECK(m->spec == NULL);
+    if (m->session->on_gpu && spec->codec != CODEC_NONE)
+        return err_set(e, SHD_ENOTSUP,
+                       "model '%s' is published in codes (codec: %s), which are decoded to host "
+                       "memory alone, and this worker's arrays are on cuda:%" PRIu32,
+                       spec->name, codec_name(spec->codec), m->session->ordinal);
     m->holds = sys_calloc(spec->unit_count, sizeof *m->holds);
     m->reports = sys_calloc(spec->micro_batches, sizeof *m->reports);
     if (m->holds == NULL || m->reports == NULL)
@@ -107,7 +112,8 @@ int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
                        "no memory for %" PRIu32 " units and %" PRIu32 " micro-batches",
                        spec->unit_count, spec->micro_batches);
     for (uint32_t u = 0; u < spec->unit_count; u++)
-        m->holds[u].bytes = plan_unit_param_bytes(spec, u);
+        m->holds[u] = (struct unit_hold){ .bytes = plan_unit_param_bytes(spec, u),
+                                          .fetched_bytes = plan_unit_fetched_bytes(spec, u) };
     m->spec = spec;
     m->policy.grad_dtype = m->policy.plan.grad_dtype = spec->grad_dtype;
     return SHD_OK;

@@ -159,7 +159,8 @@ struct report { /* shd_report() of one micro-batch */
 };
 
 struct unit_hold {
-    uint64_t bytes;    /* of its parameters, as fetched */
+    uint64_t bytes; /* of its parameters, as held */
+    uint64_t fetched_bytes;
     uint32_t acquired; /* acquires without release */
     bool fetched;      /* counts as live: asked for, and not let go since */
     uint64_t misses;   /* shd_unit_misses() */

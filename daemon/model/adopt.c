@@ -187,22 +187,18 @@ static int cast_elems(struct model *m, struct kern *kern, uint64_t first, uint64
 {
     for (uint64_t at = 0; at < elems; at += CAST_ELEMS) {
         struct kern_waiter w;
-        const struct kern_cast cast = {
-            .out = (uint8_t *)m->publish.base + (first + at) * dtype_bytes(m->spec->publish),
-            .out_dtype = m->spec->publish,
-            .in = (const float *)m->state.base + first + at, /* the parameters come first */
-            .elems = elems - at < CAST_ELEMS ? elems - at : CAST_ELEMS,
-        };
+        const uint64_t count = elems - at < CAST_ELEMS ? elems - at : CAST_ELEMS;
+        const struct kern_op op = model_publish(m, first + at, count);
         kern_waiter_init(&w);
         int r;
-        while ((r = kern_cast(kern, &cast, &w.done, e)) == SHD_EBUSY)
+        while ((r = kern->ops->submit(kern, &op, &w.done, e)) == SHD_EBUSY)
             usleep(RETRY_US); /* another adopted model goes on already */
         if (r == SHD_OK && (r = kern_wait(&w)) != SHD_OK)
             kern_explain(kern, r, e, "publishing the parameters");
         if (r != SHD_OK)
             return r;
         keeper_progress("Adopting model %s: %" PRIu64 " of %" PRIu64 " parameters published",
-                        m->spec->name, first + at + cast.elems, m->map->elems);
+                        m->spec->name, first + at + count, m->map->elems);
     }
     return SHD_OK;
 }

@@ -112,7 +112,7 @@ static struct kern_op update_op(const struct model_unit *mu)
 {
     const struct model *m = mu->model;
     const uint32_t u = mu->unit, moments = spec_unit_moments(m->spec, mu->unit);
-    const bool mean = m->spec->units[u].mean;
+    const bool mean = m->spec->units[u].mean, coded = m->spec->codec != CODEC_NONE;
     return (struct kern_op){ .kind = KERN_UPDATE,
                              .update = {
                                  .kind = spec_unit_optimizer(m->spec, u),
@@ -123,8 +123,8 @@ static struct kern_op update_op(const struct model_unit *mu)
                                  .grad = mu->acc,
                                  .grad_scale = mean ? (float)mu->action.took
                                                     : step_record(m->core)->decision.scale,
-                                 .publish = model_published(m, u),
-                                 .publish_dtype = m->spec->publish,
+                                 .publish = coded ? NULL : model_published(m, u),
+                                 .publish_dtype = coded ? 0 : m->spec->publish,
                                  .elems = m->map->slice[u].elems,
                                  .runs = mu->runs,
                                  .run_count = mu->run_count,
@@ -167,11 +167,7 @@ static struct kern_op op_of(struct model_unit *mu)
     case MODEL_PUBLISH:
         break;
     }
-    return (struct kern_op){ .kind = KERN_CAST,
-                             .cast = { .out = model_published(m, mu->unit),
-                                       .out_dtype = m->spec->publish,
-                                       .in = model_array(m, SHARDMAP_PARAM, mu->unit),
-                                       .elems = elems } };
+    return model_publish(m, m->map->base_elem[mu->unit], elems);
 }
 
 /* The kernel that is queued touches all that the unit has, or the sum of its gradients alone. */
@@ -274,9 +270,11 @@ void apply_retry(struct model *m)
 }
 
 /* The predecessor's publish segment is gone, and with it what its part of the update, or the
- * updates before a skipped one, had put there. */
+ * updates before a skipped one, had put there; or updates publish nothing, for it is in codes. A
+ * successor publishes all anew: between the update's word and these codes nothing is lost. */
 static void publish_whole(struct model_unit *mu)
 {
+    FAIL_POINT("apply:publish:before");
     mu->publish_whole = false;
     mu->kind = MODEL_PUBLISH;
     submit_or_keep(mu);
@@ -405,8 +403,10 @@ static void start_work(struct model *m, const struct step_action *a, enum model_
         done_without_kernel(mu); /* nothing of it here */
         return;
     }
-    if (kind == MODEL_APPLY)
+    if (kind == MODEL_APPLY) {
         mu->hypers = model_hypers(m, a);
+        mu->publish_whole |= m->spec->codec != CODEC_NONE; /* the update leaves it to that */
+    }
     submit_or_keep(mu);
 }
 

@@ -604,14 +604,12 @@ int create_full(struct op *op)
         if (r != SHD_OK)
             return r;
     }
-    const struct kern_cast cast = { .out = m->publish.base,
-                                    .out_dtype = m->spec->publish,
-                                    .in = m->state.base, /* the parameters come first */
-                                    .elems = m->map->elems };
-    if (cast.elems == 0)
+    struct kern *kern = op->daemon->kern;
+    const struct kern_op publish = model_publish(m, 0, m->map->elems);
+    if (m->map->elems == 0)
         return fill_up(c, op);
     task_init(&c->task, op->daemon->tasks, published);
-    return queued(c, op, kern_cast(op->daemon->kern, &cast, &c->task.done, &op->err));
+    return queued(c, op, kern->ops->submit(kern, &publish, &c->task.done, &op->err));
 }
 
 /* -- Opening ------------------------------------------------------------------------------------

@@ -274,6 +274,11 @@ int model_start_at(struct model *m, const struct ledger_start *start, struct shd
 
 static int check_device(const struct spec *spec, const struct kern *kern, struct shd_err *e)
 {
+    if (spec->codec != CODEC_NONE && !kern->ops->codecs)
+        return err_set(e, SHD_ENOTSUP,
+                       "model '%s' is published in codes (codec: %s), which owners on %s do not "
+                       "make: give it none there, or owners in host memory",
+                       spec->name, codec_name(spec->codec), kern->ops->name);
     if (!spec->int8 || kern->ops->int8)
         return SHD_OK;
     return err_set(e, SHD_ENOTSUP,
@@ -568,6 +573,28 @@ uint8_t *model_published(const struct model *m, uint32_t unit)
     return (uint8_t *)m->publish.base + shardmap_publish_offset_bytes(m->map, unit);
 }
 
+struct kern_op model_publish(const struct model *m, uint64_t first_elem, uint64_t elems)
+{
+    const float *params = m->state.base; /* they come first */
+    const struct shardmap *map = m->map;
+    if (map->codec == CODEC_NONE)
+        return (struct kern_op){ KERN_CAST,
+                                 { .cast = { .out = (uint8_t *)m->publish.base +
+                                                    first_elem * dtype_bytes(map->publish),
+                                             .out_dtype = map->publish,
+                                             .in = params + first_elem,
+                                             .elems = elems } } };
+    return (struct kern_op){ KERN_ENCODE,
+                             { .encode = { .in = params,
+                                           .out = m->publish.base,
+                                           .codec = map->codec,
+                                           .first_elem = first_elem,
+                                           .elems = elems,
+                                           .first_of = map->base_elem,
+                                           .bytes_of = map->code_base,
+                                           .slices = map->units } } };
+}
+
 uint64_t model_spill_bytes(const struct model *m)
 {
     const uint64_t bytes = spec_returns(m->spec) * m->map->train_elems * sizeof(float);
@@ -616,15 +643,12 @@ static int queue_ema(struct model *m, uint32_t unit, uint64_t *ret_elems)
 
 static int queue_cast(struct model *m, uint64_t *ret_elems)
 {
-    const struct kern_cast cast = { .out = m->publish.base,
-                                    .out_dtype = m->spec->publish,
-                                    .in = m->state.base, /* the parameters come first */
-                                    .elems = m->map->elems };
+    const struct kern_op op = model_publish(m, 0, m->map->elems);
     struct shd_err e;
-    if (cast.elems == 0)
+    if (m->map->elems == 0)
         return SHD_OK;
-    *ret_elems = cast.elems;
-    return kern_cast(m->kern, &cast, &m->fill->piece, &e);
+    *ret_elems = m->map->elems;
+    return m->kern->ops->submit(m->kern, &op, &m->fill->piece, &e);
 }
 
 /* One of what is to be filled: the tensors, then the units' averages, then the published copy. */

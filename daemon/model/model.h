@@ -207,6 +207,10 @@ float *model_array(const struct model *m, uint32_t array, uint32_t unit);
 struct kern_array model_state(const struct model *m, uint32_t array, uint32_t unit);
 uint8_t *model_published(const struct model *m, uint32_t unit);
 
+/* An operation that publishes elements [first_elem, + elems) of the slices as they lie one behind
+ * the other, whole blocks, of the parameters as they are when it runs. */
+struct kern_op model_publish(const struct model *m, uint64_t first_elem, uint64_t elems);
+
 /* Hyperparameters [groups] of an APPLY that changes values, by the decision of its step and the
  * unit's t; to be given back when its kernel is done. */
 const struct kern_hyper *model_hypers(struct model *m, const struct step_action *a);

@@ -296,6 +296,29 @@ static void copied(struct task *task)
     look_whether_unused(pin);
 }
 
+/* Whole tiles, but for what the slice's last page has behind them. */
+static int queue_ema_coded(struct pin *pin, struct piece *piece, uint32_t unit,
+                           struct sweep_range range, struct shd_err *e)
+{
+    static const uint64_t first = 0;
+    const struct model *m = pin->model;
+    const uint64_t tile = codec_tile_bytes(m->spec->codec), elems = m->map->slice[unit].elems;
+    const uint64_t at = (range.at_bytes - shardmap_publish_offset_bytes(m->map, unit)) / tile *
+                        CODEC_TILE_ELEMS;
+    const uint64_t left = at < elems ? elems - at : 0;
+    const uint64_t count = range.bytes / tile * CODEC_TILE_ELEMS;
+    const struct kern_encode encode = {
+        .in = model_array(m, spec_ema_array(m->spec), unit) + at,
+        .out = (uint8_t *)pin->segment.base + range.at_bytes,
+        .codec = m->spec->codec,
+        .elems = count < left ? count : left,
+        .first_of = &first,
+        .bytes_of = &first,
+        .slices = 1,
+    };
+    return kern_encode(m->kern, &encode, &piece->task.done, e);
+}
+
 /* The average is converted as parameters are where they are published. range: of the unit. */
 static int queue_ema(struct pin *pin, struct piece *piece, uint32_t unit, struct sweep_range range,
                      struct shd_err *e)
@@ -303,6 +326,8 @@ static int queue_ema(struct pin *pin, struct piece *piece, uint32_t unit, struct
     const struct model *m = pin->model;
     const uint64_t size = dtype_bytes(m->spec->publish);
     const uint64_t at = range.at_bytes - shardmap_publish_offset_bytes(m->map, unit);
+    if (m->spec->codec != CODEC_NONE)
+        return queue_ema_coded(pin, piece, unit, range, e);
     const struct kern_cast cast = { .out = (uint8_t *)pin->segment.base + range.at_bytes,
                                     .out_dtype = m->spec->publish,
                                     .in = model_array(m, spec_ema_array(m->spec), unit) + at / size,
@@ -334,12 +359,20 @@ static int queue_piece(struct pin *pin, struct piece *piece, uint32_t unit,
     return r;
 }
 
+/* Of an average in codes whole tiles. */
+static uint64_t piece_bytes(const struct pin *pin)
+{
+    const enum codec codec = pin->model->spec->codec;
+    const uint64_t tile = codec != CODEC_NONE ? codec_tile_bytes(codec) : 1;
+    return pin_piece_bytes > tile ? pin_piece_bytes / tile * tile : tile;
+}
+
 /* The next piece; false: not now, or nothing is left. */
 static bool copy_next(struct pin *pin, struct piece *piece)
 {
     struct sweep_range range;
     struct shd_err e;
-    if (!sweep_next(&pin->sweep, pin_piece_bytes, &range))
+    if (!sweep_next(&pin->sweep, piece_bytes(pin), &range))
         return false;
     const uint32_t unit = pin->sweep.unit;
     const uint64_t left = sweep_rest(&pin->sweep, unit).bytes;

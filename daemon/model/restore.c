@@ -184,16 +184,13 @@ static void publish(struct restore *w)
 {
     const struct model *m = w->model;
     struct kern *kern = w->daemon->kern;
-    const struct kern_cast cast = { .out = m->publish.base,
-                                    .out_dtype = m->spec->publish,
-                                    .in = m->state.base, /* the parameters come first */
-                                    .elems = m->map->elems };
+    const struct kern_op op = model_publish(m, 0, m->map->elems);
     task_init(&w->task, w->daemon->tasks, published);
     if (m->map->elems == 0) {
         task_post(&w->task, SHD_OK);
         return;
     }
-    const int r = kern_cast(kern, &cast, &w->task.done, &w->err);
+    const int r = kern->ops->submit(kern, &op, &w->task.done, &w->err);
     w->waits = r == SHD_EBUSY; /* the queue is full of others' work: restore_retry() */
     w->daemon->kernel_full |= w->waits;
     if (r != SHD_OK && !w->waits)

@@ -125,13 +125,10 @@ static bool queue_arrays(struct rewind *r)
 static void queue_published(struct rewind *r)
 {
     const struct model *m = r->model;
-    const struct kern_cast cast = { .out = m->publish.base,
-                                    .out_dtype = m->spec->publish,
-                                    .in = m->state.base, /* the parameters come first */
-                                    .elems = m->map->elems };
+    const struct kern_op op = model_publish(m, 0, m->map->elems);
     struct shd_err e;
     task_init(&r->cast, m->daemon->tasks, published);
-    const int status = kern_cast(m->kern, &cast, &r->cast.done, &e);
+    const int status = m->kern->ops->submit(m->kern, &op, &r->cast.done, &e);
     if (status != SHD_EBUSY && status != SHD_OK)
         failed(r, status);
     else if (status == SHD_OK)

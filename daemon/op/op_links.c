@@ -46,6 +46,10 @@ static int op_fetch(struct op *op)
     if (req->unit >= m->spec->unit_count)
         return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
                        m->spec->unit_count);
+    if (m->spec->codec != CODEC_NONE)
+        return err_set(&op->err, SHD_ENOTSUP,
+                       "model '%s' is published in codes (codec: %s), which NCCL does not send",
+                       m->spec->name, codec_name(m->spec->codec));
     const struct links *links = links_find(op->session, m);
     if (links == NULL || links->down == NULL)
         return err_set(&op->err, SHD_EINVAL, "session has not joined model '%s'", m->spec->name);

@@ -24,6 +24,12 @@ static uint64_t quant_slice_bytes(const struct shardmap *map, uint32_t unit)
     return layout_align(quant_bytes(map->slice[unit].elems), SHD_PAGE_BYTES);
 }
 
+/* The same of a slice that is published in codes. */
+static uint64_t code_slice_bytes(const struct shardmap *map, uint32_t unit)
+{
+    return layout_align(codec_bytes(map->codec, map->slice[unit].elems), SHD_PAGE_BYTES);
+}
+
 /* The units that gradients come of, those that have moments or others. */
 static void place_trained(const struct spec *spec, bool moments, struct shardmap *map)
 {
@@ -76,6 +82,10 @@ static void place_units(const struct spec *spec, const uint32_t *whole_owners, s
             map->scratch_elems = scratch_elems(spec, u);
         map->base_elem[u] = map->elems;
         map->elems += map->slice[u].elems;
+        if (map->code_base != NULL) {
+            map->code_base[u] = map->code_bytes;
+            map->code_bytes += code_slice_bytes(map, u);
+        }
         if (!spec->units[u].frozen && map->slice[u].elems > slice_elems_max)
             slice_elems_max = map->slice[u].elems;
     }
@@ -104,14 +114,19 @@ int shardmap_new(const struct spec *spec, uint32_t owner, uint32_t owners,
             .int8 = spec->int8,
             .trails = 1u + (spec->ema > 0 ? 1 : 0) + (spec_has_whole(spec) ? 3 : 0),
             .publish = spec->publish,
+            .codec = spec->codec,
             .slice = sys_calloc(spec->unit_count, sizeof *map->slice),
             .base_elem = sys_calloc(spec->unit_count, sizeof *map->base_elem),
             .train_base = sys_calloc(spec->unit_count, sizeof *map->train_base),
             .quant_base = spec->int8 ? sys_calloc(spec->unit_count, sizeof *map->quant_base) : NULL,
+            .code_base = spec->codec != CODEC_NONE
+                             ? sys_calloc(spec->unit_count, sizeof *map->code_base)
+                             : NULL,
         };
     }
     if (map == NULL || map->slice == NULL || map->base_elem == NULL || map->train_base == NULL ||
-        (spec->int8 && map->quant_base == NULL)) {
+        (spec->int8 && map->quant_base == NULL) ||
+        (spec->codec != CODEC_NONE && map->code_base == NULL)) {
         shardmap_free(map);
         return err_set(e, SHD_ENOMEM, "no memory for the map of %" PRIu32 " units",
                        spec->unit_count);
@@ -136,12 +151,14 @@ void shardmap_free(struct shardmap *map)
     free(map->base_elem);
     free(map->train_base);
     free(map->quant_base);
+    free(map->code_base);
     free(map);
 }
 
 uint64_t shardmap_publish_bytes(const struct shardmap *map)
 {
-    return whole_pages(map->elems * dtype_bytes(map->publish));
+    return whole_pages(map->code_base != NULL ? map->code_bytes
+                                              : map->elems * dtype_bytes(map->publish));
 }
 
 /* Words of the first `arrays` arrays. */
@@ -192,13 +209,15 @@ uint64_t shardmap_activity_offset_bytes(const struct shardmap *map, uint32_t slo
 uint64_t shardmap_publish_offset_bytes(const struct shardmap *map, uint32_t unit)
 {
     CHECK(unit < map->units);
-    return map->base_elem[unit] * dtype_bytes(map->publish);
+    return map->code_base != NULL ? map->code_base[unit]
+                                  : map->base_elem[unit] * dtype_bytes(map->publish);
 }
 
 uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit)
 {
     CHECK(unit < map->units);
-    return map->slice[unit].elems * dtype_bytes(map->publish);
+    return map->code_base != NULL ? code_slice_bytes(map, unit)
+                                  : map->slice[unit].elems * dtype_bytes(map->publish);
 }
 
 static bool is_quant(const struct shardmap *map, uint32_t array)

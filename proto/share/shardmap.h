@@ -5,7 +5,8 @@
  * that an owner has whole (deal.h). Laid end to end in unit order the slices form its flat array of
  * `elems` elements; unit u starts at base_elem[u].
  *
- *   publish  flat array in the publish dtype
+ *   publish  flat array in the publish dtype; or, with a codec, of each slice its tiles
+ *            (proto/base/dtype.h), padded to whole pages
  *   state    fp32 flat arrays one after the other: parameters; then, without frozen units, means
  *            and Adafactor's, first moment, second moment (AdamW only), the parameters' moving
  *            average (where the spec has one); without frozen units alone, gradient accumulator,
@@ -36,7 +37,8 @@ struct shardmap {
     uint32_t arrays;        /* of the state but the accumulator: spec_arrays() */
     uint32_t moments;       /* of these moments: spec_moments() */
     bool int8;              /* they are in 8 bits */
-    enum shd_dtype publish; /* dtype of the published copy */
+    enum shd_dtype publish; /* dtype of the published copy, */
+    enum codec codec;       /* and how it travels */
     struct slice *slice;    /* owned, [units], in unit coordinates; elems may be 0 */
     uint64_t *base_elem;    /* owned, [units]: of the slice in the owner's flat array */
     uint64_t elems;         /* of the flat array: sum of slice elems */
@@ -45,6 +47,8 @@ struct shardmap {
     uint64_t train_elems;
     uint64_t moment_elems;  /* of these, before the means: an array's, but the parameters' */
     uint64_t *quant_base;   /* owned, [units]: of a moment in 8 bits, in words; NULL: not int8 */
+    uint64_t *code_base;    /* owned, [units]: of the slice in publish, in bytes; NULL: no codec */
+    uint64_t code_bytes;    /* of all of them */
     uint64_t moment_words;  /* of a moment's array: moment_elems, or what it has in 8 bits */
     uint64_t scratch_elems; /* of that room */
     uint32_t trails;        /* of a slice: sets of chunk words (kern.h), each of its whole */

@@ -107,7 +107,7 @@ static int check_momentum(const struct spec *spec, uint32_t index, const struct 
                           struct shd_err *e)
 {
     char name[SETTING_NAME_BYTES];
-    if (!spec->nesterov || n->kind != NUMBER_RATE || n->rate != SETTING_BETA1 || x != 0 ||
+    if (!spec->torch.nesterov || n->kind != NUMBER_RATE || n->rate != SETTING_BETA1 || x != 0 ||
         spec->groups[n->group].muon != NULL)
         return SHD_OK;
     return err_set(e, SHD_EINVAL,

@@ -167,7 +167,8 @@ enum quant spec_array_quant(const struct spec *spec, uint32_t array)
 
 uint32_t spec_tensor_align(const struct spec *spec)
 {
-    return spec->int8 ? QUANT_BLOCK_ELEMS : SHD_TENSOR_ALIGN_ELEMS;
+    const bool blocks = spec->int8 || spec->codec != CODEC_NONE;
+    return blocks ? QUANT_BLOCK_ELEMS : SHD_TENSOR_ALIGN_ELEMS;
 }
 
 uint32_t spec_ema_array(const struct spec *spec)
@@ -323,11 +324,11 @@ static void compare_optimizer(struct comparison *c, const struct spec *open,
     same_text(c, row->in_torch_order ? "torch" : "shardd",
               spec_optimizer_rows[asked->optimizer].in_torch_order ? "torch" : "shardd",
               "optimizer.order");
-    same_text(c, open->coupled_decay ? "coupled" : "decoupled",
-              asked->coupled_decay ? "coupled" : "decoupled", "optimizer.decay");
-    same_text(c, open->nesterov ? "true" : "false", asked->nesterov ? "true" : "false",
+    same_text(c, open->torch.coupled_decay ? "coupled" : "decoupled",
+              asked->torch.coupled_decay ? "coupled" : "decoupled", "optimizer.decay");
+    same_text(c, open->torch.nesterov ? "true" : "false", asked->torch.nesterov ? "true" : "false",
               "optimizer.nesterov");
-    same_real(c, open->dampening, asked->dampening, "optimizer.dampening");
+    same_real(c, open->torch.dampening, asked->torch.dampening, "optimizer.dampening");
     same_text(c, open->int8 ? "int8" : "f32", asked->int8 ? "int8" : "f32", "optimizer.moments");
 }
 
@@ -497,6 +498,7 @@ int spec_compare(const struct spec *open, const struct spec *asked, struct shd_e
     same_u64(&c, open->accumulate, asked->accumulate, "accumulate");
     same_u64(&c, open->verify_every, asked->verify_every, "verify_every");
     same_text(&c, dtype_name(open->publish), dtype_name(asked->publish), "publish");
+    same_text(&c, codec_name(open->codec), codec_name(asked->codec), "codec");
     same_text(&c, dtype_name(open->grad_dtype), dtype_name(asked->grad_dtype), "grad_dtype");
     same_real(&c, open->ema, asked->ema, "ema");
     same_text(&c, open->ema_warmup ? "true" : "false", asked->ema_warmup ? "true" : "false",

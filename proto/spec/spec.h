@@ -90,6 +90,12 @@ struct spec_unit {
     bool adafactor;       /* all are, by Adafactor: no moments; the last one is its statistics */
 };
 
+struct spec_torch {     /* in torch's order alone */
+    bool coupled_decay; /* weight decay is part of the gradient */
+    bool nesterov;      /* of SGD, with the next */
+    double dampening;
+};
+
 struct guard;
 
 struct spec {
@@ -101,16 +107,15 @@ struct spec {
     bool guard_audit;          /* owners keep which micro-batch brought how much of a gradient */
     uint64_t verify_every;     /* of these steps, one group is computed by two workers; 0: never */
     enum shd_dtype publish;    /* what workers read */
+    enum codec codec;          /* how that travels */
     enum shd_dtype grad_dtype; /* of gradients as workers return them; default fp32 */
     enum spec_optimizer optimizer;
     double beta1, beta2, eps; /* SGD: beta1 is the momentum; Lion: beta1, beta2 */
     bool int8;                /* moments are in 8 bits (optimizer.h) */
-    bool coupled_decay;       /* in torch's order: weight decay is part of the gradient */
-    bool nesterov;            /* SGD in torch's order */
-    double dampening;         /* likewise */
-    double ema;               /* decay of the parameters' moving average; 0: there is none */
-    bool ema_warmup;          /* it grows to that decay */
-    struct guard *guard;      /* owned: which steps are skipped; NULL: no rules */
+    struct spec_torch torch;
+    double ema;          /* decay of the parameters' moving average; 0: there is none */
+    bool ema_warmup;     /* it grows to that decay */
+    struct guard *guard; /* owned: which steps are skipped; NULL: no rules */
     struct spec_group *groups;
     uint32_t group_count; /* 1..SHD_GROUPS_MAX; a spec without groups has one, "default" */
     struct spec_unit *units;

@@ -29,6 +29,9 @@ static const struct {
     { "name", "it is given beside what is changed" },
     { "seed", "the initial values are made of it, and a fork has others" },
     { "optimizer", "its moments are of the optimizer of the model that it is made of" },
+    { "codec",
+      "tensors begin at other places with one than without, and its arrays are those of the "
+      "model that it is made of" },
     { "groups", "lr_scale.GROUP, weight_decay.GROUP and betas.GROUP change what is of a group" },
     { "units", "its arrays are laid out by them, and are those of the model that it is made of" },
 };

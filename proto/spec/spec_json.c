@@ -639,6 +639,21 @@ static int parse_dtype(struct parser *p, const struct node *n, enum shd_dtype *r
     return SHD_OK;
 }
 
+static int parse_codec(struct parser *p, const struct node *root)
+{
+    const struct node n = node_field(root, "codec");
+    const char *name = codec_name(CODEC_NONE);
+    const int r = n.json != NULL ? node_text(&n, &name, p->e) : SHD_OK;
+    if (r != SHD_OK)
+        return r;
+    const int codec = codec_parse(name);
+    if (codec < 0)
+        return err_set(p->e, SHD_EINVAL, "%s is '%.40s', must be none, int8, fp8 or int4",
+                       node_path(&n).text, name);
+    p->spec->codec = (enum codec)codec;
+    return SHD_OK;
+}
+
 static int parse_ema(struct parser *p, const struct node *root)
 {
     const struct node decay = node_field(root, "ema"), warmup = node_field(root, "ema_warmup");
@@ -678,7 +693,7 @@ static int parse_root(struct parser *p, const struct node *root)
                                          "groups",        "units",
                                          "ema_warmup",    "guard",
                                          "verify_every",  "micro_batches_max",
-                                         "guard_audit" };
+                                         "guard_audit",   "codec" };
     struct spec *s = p->spec;
     int r = node_object(root, known, ARRAY_SIZE(known), p->e);
     if (r != SHD_OK)
@@ -703,6 +718,8 @@ static int parse_root(struct parser *p, const struct node *root)
         r = parse_dtype(p, &publish, &s->publish);
     if (r == SHD_OK)
         r = parse_dtype(p, &grad_dtype, &s->grad_dtype);
+    if (r == SHD_OK)
+        r = parse_codec(p, root);
     if (r == SHD_OK)
         r = spec_optimizer_parse(s, &optimizer, p->e);
     if (r == SHD_OK)

@@ -70,19 +70,19 @@ static int parse_torch(struct spec *s, const struct node *n, struct shd_err *e)
     const bool sgd = s->optimizer == SPEC_SGD_TORCH;
     const char *how = sgd ? "coupled" : "decoupled"; /* as torch.optim.SGD and AdamW */
     int r = decay.json != NULL ? node_text(&decay, &how, e) : SHD_OK;
-    s->coupled_decay = strcmp(how, "coupled") == 0;
-    if (r == SHD_OK && !s->coupled_decay && strcmp(how, "decoupled") != 0)
+    s->torch.coupled_decay = strcmp(how, "coupled") == 0;
+    if (r == SHD_OK && !s->torch.coupled_decay && strcmp(how, "decoupled") != 0)
         return err_set(e, SHD_EINVAL, "%s is '%.40s', must be coupled or decoupled",
                        node_path(&decay).text, how);
     if (r == SHD_OK && sgd && nesterov.json != NULL)
-        r = node_bool(&nesterov, &s->nesterov, e);
+        r = node_bool(&nesterov, &s->torch.nesterov, e);
     if (r == SHD_OK && sgd && dampening.json != NULL)
-        r = node_real(&dampening, (struct node_range){ 0, FLT_MAX }, &s->dampening, e);
-    if (r == SHD_OK && s->nesterov && (s->beta1 == 0 || s->dampening != 0))
+        r = node_real(&dampening, (struct node_range){ 0, FLT_MAX }, &s->torch.dampening, e);
+    if (r == SHD_OK && s->torch.nesterov && (s->beta1 == 0 || s->torch.dampening != 0))
         return err_set(e, SHD_EINVAL,
                        "%s is true with momentum %g and dampening %g: it needs a momentum and no "
                        "dampening",
-                       node_path(&nesterov).text, s->beta1, s->dampening);
+                       node_path(&nesterov).text, s->beta1, s->torch.dampening);
     return r;
 }
 
@@ -255,11 +255,12 @@ json_t *spec_optimizer_json(const struct spec *spec)
         o = spec_json_with(o, row->eps_key, json_real(spec->eps));
     if (row->in_torch_order) {
         o = spec_json_with(o, "order", json_string("torch"));
-        o = spec_json_with(o, "decay", json_string(spec->coupled_decay ? "coupled" : "decoupled"));
+        o = spec_json_with(o, "decay",
+                           json_string(spec->torch.coupled_decay ? "coupled" : "decoupled"));
     }
     if (spec->optimizer == SPEC_SGD_TORCH) {
-        o = spec_json_with(o, "nesterov", json_boolean(spec->nesterov));
-        o = spec_json_with(o, "dampening", json_real(spec->dampening));
+        o = spec_json_with(o, "nesterov", json_boolean(spec->torch.nesterov));
+        o = spec_json_with(o, "dampening", json_real(spec->torch.dampening));
     }
     if (spec->int8)
         o = spec_json_with(o, "moments", json_string("int8"));

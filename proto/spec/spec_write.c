@@ -214,6 +214,8 @@ static char *dump_head(const struct spec *spec)
                              "groups", groups_json(spec), "units");
     if (spec->grad_dtype != SHD_F32)
         root = spec_json_with(root, "grad_dtype", json_string(dtype_name(spec->grad_dtype)));
+    if (spec->codec != CODEC_NONE) /* likewise */
+        root = spec_json_with(root, "codec", json_string(codec_name(spec->codec)));
     if (spec->ramp != NULL && spec->micro_batches > ramp_max(spec->ramp)) /* likewise */
         root = spec_json_with(root, "micro_batches_max",
                               json_integer((json_int_t)spec->micro_batches));

@@ -30,6 +30,8 @@ static const struct kind kinds[] = {
     { TOY_SGD, "bf16", false, true, UINT64_MAX, true, "muon" },
     { TOY_ADAMW, "bf16", false, true, 2, true, "lamb" },
     { TOY_ADAMW, "f32", true, true, 1, false, "adafactor" },
+    { TOY_ADAMW, "f32\", \"codec\": \"int4", false, true, UINT64_MAX, true, "muon" },
+    { TOY_ADAMW, "bf16\", \"codec\": \"int8", true, true, 1, true, NULL },
 };
 
 const char *kind_spec(const struct kind *k);

@@ -188,7 +188,7 @@ const char *pt_spec(const struct pt_model *p)
                                                                             ? "50, 50"
                                                                             : "2500";
     snprintf(json, sizeof json,
-             "{ \"name\": \"%s\", \"seed\": 5, \"micro_batches\": 4, \"publish\": \"%s\","
+             "{ \"name\": \"%s\", \"seed\": 5, \"micro_batches\": 4, \"publish\": \"%s%s%s\","
              "  \"grad_dtype\": \"%s\", %s%s"
              "  \"accumulate\": %u, \"optimizer\": { \"kind\": \"adamw\"%s }, \"units\": ["
              "  { \"name\": \"embed\", \"tensors\": [ { \"name\": \"wte\", \"shape\": [61, 83]%s,"
@@ -205,7 +205,9 @@ const char *pt_spec(const struct pt_model *p)
              "      \"init\": [\"normal\", 0, 1] } ] },"
              "  { \"name\": \"head\", \"uses\": [\"embed\"], \"tensors\": [ { \"name\": \"ln\","
              "      \"shape\": [777]%s, \"init\": [\"uniform\", 0, 2] } ] } ] }",
-             p->name, p->publish != NULL ? p->publish : "f32", dtypes[p->grad_dtype], groups_of(p),
+             p->name, p->publish != NULL ? p->publish : "f32",
+             p->codec != NULL ? "\", \"codec\": \"" : "", p->codec != NULL ? p->codec : "",
+             dtypes[p->grad_dtype], groups_of(p),
              p->ema ? "\"ema\": 0.9, \"ema_warmup\": true, " : "",
              p->accumulate > 0 ? p->accumulate : 1, p->int8 ? ", \"moments\": \"int8\"" : "", own,
              wide, matrix, adafactor ? matrix : own, place, mean, trainable, place, square, matrix,

@@ -65,6 +65,7 @@ struct pt_model {
     bool mean;                 /* h1, and e1, an expert, are means */
     bool ema;                  /* with a warm-up */
     bool int8;                 /* moments in 8 bits */
+    const char *codec;         /* of what is published; NULL: none */
     bool placed;               /* h1 and e0 are whole, at an owner each */
     const char *whole;         /* "muon", "lamb": updates h0.w and the experts, matrices */
     enum shd_dtype grad_dtype; /* 0: fp32 */

@@ -336,8 +336,10 @@ TEST(orders_of_optimizers_are_written_where_they_are_torchs)
         quoted(frame, "'kind':'sgd','momentum':0.9,'order':'torch','nesterov':true"));
     struct spec *adam = parse(quoted(frame, "'kind':'adamw','order':'torch'"));
     struct shd_err e;
-    EXPECT(own->optimizer == SPEC_SGD && sgd->optimizer == SPEC_SGD_TORCH && sgd->coupled_decay);
-    EXPECT(adam->optimizer == SPEC_ADAMW_TORCH && !adam->coupled_decay && adam->beta2 == 0.999);
+    EXPECT(own->optimizer == SPEC_SGD && sgd->optimizer == SPEC_SGD_TORCH &&
+           sgd->torch.coupled_decay);
+    EXPECT(adam->optimizer == SPEC_ADAMW_TORCH && !adam->torch.coupled_decay &&
+           adam->beta2 == 0.999);
     EXPECT(spec_moments(adam) == 2 && spec_moments(sgd) == 1);
     EXPECT_STATUS(spec_compare(own, sgd, &e), SHD_ESPEC);
     EXPECT_STR(e.text, "optimizer.order is 'torch', the open model has 'shardd'");
