@@ -325,6 +325,7 @@ static char *train_spec(const struct options *o)
                                    .accumulate = o->chosen.accumulate,
                                    .verify_every = o->verify_every,
                                    .publish = o->chosen.publish,
+                                   .codec = o->types.codec,
                                    .grad_dtype = o->chosen.policy.grad_dtype,
                                    .weight_decay = o->weight_decay,
                                    .ema = o->ema };

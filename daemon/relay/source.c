@@ -173,7 +173,7 @@ const void *source_slice(const struct source *source, uint32_t unit, uint64_t *r
                          uint64_t *ret_bytes)
 {
     *ret_at = shardmap_publish_offset_bytes(source->map, unit);
-    *ret_bytes = shardmap_publish_slice_bytes(source->map, unit);
+    *ret_bytes = shardmap_publish_sent_bytes(source->map, unit);
     return (const uint8_t *)source->publish.base + *ret_at;
 }
 

@@ -43,7 +43,8 @@ static void introduce_schedule(struct progress *p, const struct compute *c)
         snprintf(schedule, sizeof schedule, "%s, forward prefetch %ju, backward prefetch %s",
                  o->strategy, (uintmax_t)o->forward_prefetch, o->prefetch);
     progress_note(p, "schedule %s, path %s; parameters %s, gradients %s, accumulation %s", schedule,
-                  paths[shd_path(c->model)], o->precision, o->grad_precision, o->accumulate);
+                  paths[shd_path(c->model)], o->types.precision, o->types.grad_precision,
+                  o->accumulate);
     const struct backend *b = c->backend;
     progress_note(p, "activations %.1f MB (%.1f MB %s --recompute)",
                   (double)b->activation_bytes[o->layer.recompute] * 1e-6,
@@ -52,7 +53,7 @@ static void introduce_schedule(struct progress *p, const struct compute *c)
     if (b->describe[0] != '\0')
         progress_note(p, "computed on %s", b->describe);
     if (c->gemm != GEMM_FULL)
-        progress_note(p, "%s GEMM: %s", o->precision, gemm_describe(c->gemm));
+        progress_note(p, "%s GEMM: %s", o->types.precision, gemm_describe(c->gemm));
     if (!(o->chosen.loss_scale > 0))
         progress_note(p, "loss scale dynamic, now %.0f", shd_loss_scale(c->model));
     else if (o->chosen.loss_scale > 1)

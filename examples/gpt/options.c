@@ -51,8 +51,9 @@ static const struct options defaults = {
     .prefetch = "pre",
     .forward_prefetch = 1,
     .path = "auto",
-    .precision = "fp32",
-    .grad_precision = "fp32",
+    .types.precision = "fp32",
+    .types.codec = "none",
+    .types.grad_precision = "fp32",
     .bf16_gemm = "auto",
     .accumulate = "owner",
     .slow = { 1, UNSET },
@@ -151,10 +152,14 @@ static const struct flag table[] = {
       &parsed.max_live_bytes, 0, INTEGER_MAX },
     { "precision", 0, FLAG_STRING, "NAME",
       "fp32, bf16 or fp16: of parameters as workers read them, and of products (fp32)",
-      &parsed.precision, 0, 0 },
+      &parsed.types.precision, 0, 0 },
+    { "codec", 0, FLAG_STRING, "NAME",
+      "how parameters travel to workers: none, as --precision says, or in codes of 8 or 4 bits, "
+      "int8, fp8 or int4 (none)",
+      &parsed.types.codec, 0, 0 },
     { "grad-precision", 0, FLAG_STRING, "NAME",
-      "fp32, bf16 or fp16: of gradients on their way to the owners (fp32)", &parsed.grad_precision,
-      0, 0 },
+      "fp32, bf16 or fp16: of gradients on their way to the owners (fp32)",
+      &parsed.types.grad_precision, 0, 0 },
     { "bf16-gemm", 0, FLAG_STRING, "NAME",
       "auto, native (the CPU's bf16 instructions) or emulated (auto)", &parsed.bf16_gemm, 0, 0 },
     { "loss-scale", 0, FLAG_STRING, "S",
@@ -335,6 +340,7 @@ enum {
     PREFETCH,
     PATH,
     PRECISION,
+    CODEC,
     GRAD_PRECISION,
     BF16_GEMM,
     MATH,
@@ -359,8 +365,9 @@ static const struct {
                    AT(strategy) },
     [PREFETCH] = { "prefetch", "pre post none", "pre, post or none", AT(prefetch) },
     [PATH] = { "path", "auto map copy nccl", "map, copy, nccl or auto", AT(path) },
-    [PRECISION] = { "precision", "fp32 bf16 fp16", DTYPES, AT(precision) },
-    [GRAD_PRECISION] = { "grad-precision", "fp32 bf16 fp16", DTYPES, AT(grad_precision) },
+    [PRECISION] = { "precision", "fp32 bf16 fp16", DTYPES, AT(types.precision) },
+    [CODEC] = { "codec", "none int8 fp8 int4", "none, int8, fp8 or int4", AT(types.codec) },
+    [GRAD_PRECISION] = { "grad-precision", "fp32 bf16 fp16", DTYPES, AT(types.grad_precision) },
     [BF16_GEMM] = { "bf16-gemm", "auto native emulated", "auto, native or emulated",
                     AT(bf16_gemm) },
     [MATH] = { "math", "fp32 tf32", "fp32 or tf32", AT(math) },
@@ -690,7 +697,7 @@ static int check_gemm(struct options *o, enum shd_dtype publish, int bf16, struc
     if (bf16 != BF16_AUTO && publish != SHD_BF16)
         return err_set(e, SHD_EINVAL,
                        "--bf16-gemm %s with --precision %s: add --precision bf16, or leave it out",
-                       o->bf16_gemm, o->precision);
+                       o->bf16_gemm, o->types.precision);
     o->chosen.gemm = publish == SHD_F16      ? GEMM_F16_EMULATED
                      : publish != SHD_BF16   ? GEMM_FULL
                      : bf16 == BF16_EMULATED ? GEMM_BF16_EMULATED
@@ -786,7 +793,7 @@ static int check_device(struct options *o, const int *words, struct shd_err *e)
             e, SHD_EINVAL,
             "--math tf32 with --precision %s: it is about fp32 products; leave one of them "
             "out",
-            o->precision);
+            o->types.precision);
     o->chosen.cuda = true;
     o->chosen.device = (uint32_t)ordinal;
     o->chosen.tf32 = tf32;

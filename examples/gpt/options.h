@@ -11,6 +11,10 @@
 #include "examples/gpt/shape.h"
 #include "proto/base/flags.h"
 
+struct options_types { /* of parameters and gradients on their way; words */
+    const char *precision, *codec, *grad_precision;
+};
+
 struct options {
     struct flag_list data;
     uint64_t layers, dim, heads, seq;
@@ -41,7 +45,8 @@ struct options {
     const char *address;   /* NULL: the environment's */
     const char *json;      /* NULL: none */
     /* Schedule and precision, as given; what they mean is in `chosen`. */
-    const char *strategy, *prefetch, *path, *precision, *grad_precision, *accumulate, *bf16_gemm;
+    struct options_types types;
+    const char *strategy, *prefetch, *path, *accumulate, *bf16_gemm;
     const char *plan;       /* a file of operations; NULL: the schedule's */
     const char *loss_scale; /* NULL: dynamic with fp16, none otherwise */
     const char *device, *math;

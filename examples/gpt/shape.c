@@ -540,6 +540,11 @@ char *gpt_spec_json(const struct gpt_shape *shape, const struct gpt_spec *spec)
         json_decref(root);
         return NULL;
     }
+    if (strcmp(spec->codec, "none") != 0 &&
+        json_object_set_new(root, "codec", json_string(spec->codec)) != 0) {
+        json_decref(root);
+        return NULL;
+    }
     if (spec->ema > 0 && json_object_set_new(root, "ema", json_real(spec->ema)) != 0) {
         json_decref(root);
         return NULL;

@@ -163,6 +163,7 @@ struct gpt_spec {
     uint32_t micro_batches, accumulate;
     uint64_t verify_every;              /* 0: never */
     enum shd_dtype publish, grad_dtype; /* 0: fp32 */
+    const char *codec;                  /* of what is published: "none", "int8", "fp8", "int4" */
     double weight_decay;                /* of matrices; biases and norms have none */
     double ema;                         /* of parameters, its decay; 0: none */
 };

@@ -220,6 +220,13 @@ uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit)
                                   : map->slice[unit].elems * dtype_bytes(map->publish);
 }
 
+uint64_t shardmap_publish_sent_bytes(const struct shardmap *map, uint32_t unit)
+{
+    CHECK(unit < map->units);
+    return map->code_base != NULL ? codec_bytes(map->codec, map->slice[unit].elems)
+                                  : shardmap_publish_slice_bytes(map, unit);
+}
+
 static bool is_quant(const struct shardmap *map, uint32_t array)
 {
     return map->int8 && array > SHARDMAP_PARAM && array <= map->moments;

@@ -75,6 +75,9 @@ uint64_t shardmap_inbox_bytes(const struct shardmap *map, uint32_t slots);
 uint64_t shardmap_publish_offset_bytes(const struct shardmap *map, uint32_t unit);
 uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit);
 
+/* Its beginning that says all of it: of codes, what is not padding. */
+uint64_t shardmap_publish_sent_bytes(const struct shardmap *map, uint32_t unit);
+
 /* Element offset of unit's slice of an array in the state segment, seen as one float array.
  * Frozen units have SHARDMAP_PARAM only, means SHARDMAP_ACC, too. And what the slice has there. */
 uint64_t shardmap_array_elem(const struct shardmap *map, uint32_t array, uint32_t unit);

@@ -205,6 +205,14 @@ set_policies() {
             each --optimizer $optimizer --path $path "$@"
         done
     done
+    for codec in 'int8 --precision bf16' 'fp8 --optimizer muon' 'int4 --ema 0.9 --adapters 4'; do
+        # shellcheck disable=SC2086 # options are words
+        alone --codec $codec "$@"
+        for strategy in ddp zero3; do
+            # shellcheck disable=SC2086
+            each --codec $codec --strategy $strategy "$@"
+        done
+    done
     alone --adapters 4 "$@"
     each --adapters 4 --recompute "$@"
     each --adapters 4 "$@"

@@ -142,7 +142,7 @@ static void add_owner(const struct spec *spec, const struct plan_ask *ask,
     for (uint32_t u = 0; u < map->units; u++) {
         const struct spec_unit *unit = &spec->units[u];
         const enum shd_dtype as = unit->mean ? SHD_F32 : dtype != 0 ? dtype : SHD_F32;
-        *published += shardmap_publish_slice_bytes(map, u);
+        *published += shardmap_publish_sent_bytes(map, u);
         *returned += unit->frozen ? 0 : map->slice[u].elems * dtype_bytes(as);
     }
 }

@@ -94,7 +94,7 @@ static void add_owner(const struct spec *spec, const struct plan_ask *ask,
     for (uint32_t u = 0; u < map->units; u++) {
         const struct spec_unit *unit = &spec->units[u];
         const enum shd_dtype as = unit->mean || asked == 0 ? SHD_F32 : asked;
-        const uint64_t bytes = shardmap_publish_slice_bytes(map, u);
+        const uint64_t bytes = shardmap_publish_sent_bytes(map, u);
         p->published += bytes;
         p->slices += bytes > 0;
         p->fetched += primary ? fetches[u] * bytes : 0;

@@ -67,12 +67,13 @@ static void print_head(const struct spec *spec, const struct plan_ask *ask, FILE
     const struct plan_policy *p = &ask->policy;
     char bytes[TEXT_BYTES];
     fprintf(out,
-            "model %s: %" PRIu32 " unit%s, %" PRIu64 " parameters, read as %s\n"
+            "model %s: %" PRIu32 " unit%s, %" PRIu64 " parameters, read as %s%s%s\n"
             "policy: %s, backward prefetch %s, forward prefetch %" PRIu32 ", gradients as %s",
             spec->name, spec->unit_count, spec->unit_count == 1 ? "" : "s", spec->elems,
-            dtype_name(spec->publish), plan_strategy_name(p->strategy),
-            plan_prefetch_name(p->backward_prefetch), p->forward_prefetch,
-            dtype_name(p->grad_dtype != 0 ? p->grad_dtype : SHD_F32));
+            dtype_name(spec->publish), spec->codec != CODEC_NONE ? ", which travel as " : "",
+            spec->codec != CODEC_NONE ? codec_name(spec->codec) : "",
+            plan_strategy_name(p->strategy), plan_prefetch_name(p->backward_prefetch),
+            p->forward_prefetch, dtype_name(p->grad_dtype != 0 ? p->grad_dtype : SHD_F32));
     if (p->max_live_units > 0)
         fprintf(out, ", at most %" PRIu32 " units", p->max_live_units);
     if (p->max_live_bytes > 0)
@@ -282,10 +283,10 @@ json_t *plan_json_model(const struct spec *spec)
     json_t *units = json_array();
     for (uint32_t u = 0; u < spec->unit_count; u++)
         json_array_append_new(units, json_unit(spec, u));
-    return json_pack("{s:s, s:o, s:s, s:o, s:o, s:o}", "name", spec->name, "parameters",
-                     integer(spec->elems), "publish", dtype_name(spec->publish), "micro_batches",
-                     integer(spec->micro_batches), "accumulate", integer(spec->accumulate), "units",
-                     units);
+    return json_pack("{s:s, s:o, s:s, s:s, s:o, s:o, s:o}", "name", spec->name, "parameters",
+                     integer(spec->elems), "publish", dtype_name(spec->publish), "codec",
+                     codec_name(spec->codec), "micro_batches", integer(spec->micro_batches),
+                     "accumulate", integer(spec->accumulate), "units", units);
 }
 
 static json_t *json_ops(const struct plan *plan)

@@ -81,7 +81,7 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
           restore: Optional[str] = None, timeout: Optional[float] = None, device: Any = None,
           guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False, moments: str = 'f32',
           merge: Optional[Merge] = None, sums: str = 'own', mesh: Any = None, dp: Optional[tuple[int, int]] = None,
-          full: Optional[nn.Module] = None) -> tuple[nn.Module, Optimizer]:
+          full: Optional[nn.Module] = None, codec: str = 'none') -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
 
     policy      what a worker holds when: ZeRO3(), ZeRO2(), ZeRO1(), DDP(). Results do not depend on it.
@@ -125,6 +125,9 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
                 merge now and then (docs/local-steps.md)
     moments     of the optimizer, as the owners keep them: 'f32', or 'int8', which is 2 bytes of a parameter where
                 AdamW's are 8, by block-wise dynamic quantization (docs/numerics.md)
+    codec       parameters travel in codes with a scale for each 64 of them: 'int8' or 'fp8', a byte of a parameter,
+                or 'int4', half of one; 'none': as `publish` says (docs/numerics.md). With policy=sd.ZeRO2() or the
+                like, without bounds; daemons and workers in host memory alone
     sums        'host': workers of a host add up what each has computed and return that once (docs/hosts.md). The
                 bits are of $LOCAL_WORLD_SIZE, which is the micro-batches of a sum. 'own': each worker returns its own
     mesh        a DeviceMesh with dimensions 'tp', 'pp' and 'dp' (or 'dp_replicate', 'dp_shard'), those that there are: the
@@ -142,6 +145,7 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
     check.check_choice('loss', loss, 'mean', 'sum')
     check.check_choice('moments', moments, 'f32', 'int8')
     check.check_choice('sums', sums, 'own', 'host')
+    check.check_choice('codec', codec, 'none', 'int8', 'fp8', 'int4')
     check.check_count('accumulate', accumulate, 1)
     check.check_count('micro_batches', micro_batches, 0)
     check.check_count('micro_batches_max', micro_batches_max, 0)
@@ -193,12 +197,15 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
     if ranks is not None and any(ranks.tell(bool(statistics))):
         raise NotSupported('running statistics (BatchNorm, buffers=) in a group (mesh=): each rank would have its own of '
                            'them; say buffers=lambda name, module: False to leave them to the ranks')
+    if ranks is not None and codec != 'none':
+        raise NotSupported(f'codec={codec!r} in a group (mesh=): its ranks read the owners\' memory in place; leave out '
+                           'codec')
     every = statistics + parts  # they are updated in this order, and step() waits for the statistics
     for index, unit in enumerate(every):
-        unit.index, unit.align = index, 64 if moments == 'int8' else 32
+        unit.index, unit.align = index, 64 if moments == 'int8' or codec != 'none' else 32
     dtype, where = layout.dtype_of(parts), device_of((part for unit in parts for part in unit.parts), device)
     spec = layout.spec_of(every, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
-                          grad_dtype, verify_every, guard, guard_audit, micro_batches_max, moments, summed)
+                          grad_dtype, verify_every, guard, guard_audit, micro_batches_max, moments, summed, codec)
     own, first = parts, place.rank == 0
     if ranks is not None:
         own, first = ranks.own(module, parts), ranks.first
@@ -208,7 +215,7 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
     def begin(session: Session) -> Engine:
         model = attach.open_model(session, spec, name, every, first, timeout, init, restore)
         model.set_policy(**policy.fields(), sums=_c.SHD_SUMS_HOST if summed > 1 else _c.SHD_SUMS_OWN)
-        where.check_path(model, policy)
+        where.check_path(model, policy, codec)
         with begun(model, merge, place.rank > 0 and not micro_batches, timeout) as merger:
             return Engine(module, model, own, place, policy, device=where, buffers=Buffers(model, statistics, where),
                           dtype=publish or dtype, stream=grads == 'stream', overlap=overlap,

@@ -41,8 +41,13 @@ class Host:
         """Gradients on their way to each owner, 0: as many as the plan needs. They are read during a call."""
         return 0
 
-    def check_path(self, model: Model, _policy: Policy) -> None:
-        if model.path != _c.SHD_PATH_MAP:
+    def check_path(self, model: Model, policy: Policy, codec: str) -> None:
+        """In place: in the owners' memory; or decoded to memory that stays where it is."""
+        if codec != 'none' and model.path == _c.SHD_PATH_COPY:
+            if not policy.in_place:
+                raise NotSupported(f'codec={codec!r} with {type(policy).__name__}: parameters are decoded to this '
+                                   'process, and PyTorch needs them in place: say policy=sd.ZeRO2(), without bounds')
+        elif model.path != _c.SHD_PATH_MAP:
             raise NotSupported('the daemons\' memory cannot be mapped here: PyTorch needs parameters in place')
 
     def computes(self, _model: Model) -> None:
@@ -100,14 +105,14 @@ class Cuda:
         """PyTorch's, in which what is computed now is."""
         return torch.cuda.current_stream(self.device)
 
-    def check_path(self, model: Model, policy: Policy) -> None:
+    def check_path(self, model: Model, policy: Policy, _codec: str) -> None:
         """In place: in the owner's memory, if it is this GPU's, or in copies that stay where they are."""
         if model.path == _c.SHD_PATH_MAP:
             return
         if model.path != _c.SHD_PATH_COPY:
             raise NotSupported(f'{self.name} and the daemons\' GPUs cannot copy from each other but by NCCL: PyTorch '
                                'needs parameters in place')
-        if not policy.keeps or policy.max_live_units or policy.max_live_bytes:
+        if not policy.in_place:
             raise NotSupported(f'{type(policy).__name__} where not one daemon on {self.name} has all of the model: '
                                'parameters are copied there, and PyTorch needs them in place: say '
                                'policy=sd.ZeRO2(), without bounds')

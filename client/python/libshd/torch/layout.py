@@ -57,7 +57,7 @@ class Unit:
     parts: list[Part]
     trainable: bool
     address: int = 0
-    align: int = 32  # where tensors begin, in elements: 64 in a model with moments in 8 bits
+    align: int = 32  # where tensors begin, in elements: 64 in a model with moments in 8 bits, or a codec
     array: Any = None
     modules: list[nn.Module] = dataclasses.field(default_factory=list)
     tile: int = 0   # it is this one, its name 'WHOLE/TILE', of so many; 0: it is not cut
@@ -281,7 +281,8 @@ def group_optimizer(optimizer: torch.optim.Optimizer, at: int) -> Optional[dict[
 def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, micro_batches: int,
             publish: torch.dtype, grad_dtype: Optional[torch.dtype] = None,
             verify_every: int = 0, guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False,
-            micro_batches_max: int = 0, moments: str = 'f32', accumulate: int = 1) -> str:
+            micro_batches_max: int = 0, moments: str = 'f32', accumulate: int = 1,
+            codec: str = 'none') -> str:
     """The model's specification, in JSON (docs/protocol.md)."""
     # Rates are those of each step, so the specification has none. As in PyTorch, what had no gradient stays.
     groups: list[dict[str, Any]] = [{'name': f'group{at}', 'idle': 'skip'}
@@ -295,6 +296,8 @@ def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, 
     rules |= {'guard_audit': True} if guard_audit else {}
     if micro_batches_max > micro_batches:
         rules['micro_batches_max'] = micro_batches_max
+    if codec != 'none':
+        rules['codec'] = codec
     if accumulate > 1:
         rules['accumulate'] = accumulate
     owners = optimizer_spec(optimizer) | ({'moments': moments} if moments != 'f32' else {})

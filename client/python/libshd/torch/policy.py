@@ -30,6 +30,11 @@ class Policy:
         """Whether the unit's parameters are held from its forward to its backward."""
         return self.keeps
 
+    @property
+    def in_place(self) -> bool:
+        """Whether copies of parameters stay where they are: each unit has a place of its own."""
+        return self.keeps and not self.max_live_units and not self.max_live_bytes
+
     def fields(self) -> dict[str, int]:
         """Of struct shd_policy. PyTorch's parameters are the owners' memory itself: the path is map."""
         if self.prefetch not in _PREFETCH:

@@ -24,6 +24,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import libshd.torch as sd  # noqa: E402
+from libshd.errors import NotSupported  # noqa: E402
 
 NOISE = 8
 
@@ -548,6 +549,34 @@ class Values(unittest.TestCase):
                 opt.zero_grad()
             return sd.digest(module), [p.detach().sum().item() for p in module.parameters()]
         self.assertEqual(run(two)[0], run(lambda: two(address='local:'))[0])
+
+    def test_published_in_codes(self):
+        """Losses near those without; no bit of a split; and a block of int4 has 15 values."""
+        def two(codec, **where):
+            module = made(Gpt)
+            module, opt = sd.shard(module, adamw(module), name='codec-' + codec, codec=codec,
+                                   policy=sd.ZeRO2(), **where)
+            losses = []
+            for step in range(3):
+                loss = module(step)
+                loss.backward()
+                opt.step()
+                opt.zero_grad()
+                losses.append(loss.item())
+            block = next(p for p in module.parameters() if p.numel() >= 64).detach().flatten()[:64]
+            return sd.digest(module), [p.detach().sum().item() for p in module.parameters()], losses, block.tolist()
+        def zero3():
+            with self.assertRaisesRegex(NotSupported, r"codec='int8' with ZeRO3.*policy=sd.ZeRO2\(\)"):
+                sd.shard(module := made(Mlp), adamw(module), name='codec-zero3', codec='int8', policy=sd.ZeRO3())
+        run(zero3)
+        plain = run(lambda: two('none', address='local:'))[0]
+        for codec in 'int8', 'int4':
+            far, near = run(lambda codec=codec: two(codec))[0], run(lambda codec=codec: two(codec, address='local:'))[0]
+            self.assertEqual(far, near)
+            self.assertNotEqual(near[0], plain[0])
+            for a, b in zip(plain[2], near[2]):
+                self.assertAlmostEqual(a, b, delta=(0.01 if codec == 'int8' else 0.2) * a)
+        self.assertLessEqual(len(set(near[3])), 15)
 
     def test_safetensors_in_and_out(self):
         path = os.path.join(DAEMONS.directory, 'gpt.safetensors')

@@ -315,6 +315,7 @@ TEST(published_are_the_codes_and_whole_pages)
                 const uint64_t bytes = tiles * (spec->codec == CODEC_INT4 ? 1024 + 64 : 2048 + 64);
                 EXPECT_EQ(shardmap_publish_offset_bytes(map, u), at);
                 EXPECT_EQ(shardmap_publish_slice_bytes(map, u), layout_align(bytes, 4096));
+                EXPECT_EQ(shardmap_publish_sent_bytes(map, u), bytes);
                 EXPECT(layout_align(bytes, 4096) <=
                        map->slice[u].elems * dtype_bytes(spec->publish));
                 at += layout_align(bytes, 4096);

@@ -290,6 +290,39 @@ TEST(grad_dtype_is_fp32_where_nothing_is_said_and_then_not_written)
     spec_free(said);
 }
 
+/* Likewise. */
+TEST(a_codec_is_written_where_there_is_one)
+{
+    const char *frame = "{'name':'m','micro_batches':1,'optimizer':{'kind':'sgd'},%s'units':[{"
+                        "'name':'u','tensors':[{'name':'a','shape':[33]},{'name':'b',"
+                        "'shape':[65]},{'name':'c','shape':[1]}]}]}";
+    struct shd_err e = { 0 };
+    struct spec *none = parse(quoted(frame, "'codec':'none',"));
+    for (int codec = CODEC_INT8; codec <= CODEC_INT4; codec++) {
+        char field[32], want[40];
+        snprintf(field, sizeof field, "'codec':'%s',", codec_name((enum codec)codec));
+        snprintf(want, sizeof want, "\"codec\":\"%s\"", codec_name((enum codec)codec));
+        struct spec *coded = parse(quoted(frame, field));
+        char *json = dump(coded);
+        struct spec *again = parse(json);
+        EXPECT_EQ(coded->codec, codec);
+        EXPECT_EQ(coded->tensors[1].offset_elems, 64);
+        EXPECT_EQ(coded->tensors[2].offset_elems, 192);
+        EXPECT_STATUS(spec_compare(none, coded, &e), SHD_ESPEC);
+        EXPECT_HAS(e.text, "the open model has 'none'");
+        EXPECT_OK(spec_compare(coded, again, &e), &e);
+        EXPECT_HAS(json, want);
+        free(json);
+        spec_free(again);
+        spec_free(coded);
+    }
+    char *json = dump(none);
+    EXPECT(strstr(json, "codec") == NULL);
+    EXPECT_EQ(none->tensors[2].offset_elems, 160);
+    free(json);
+    spec_free(none);
+}
+
 /* Older builds know none; each tensor begins a block. */
 TEST(moments_are_written_where_they_are_in_8_bits)
 {

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Two hosts with owners and workers on each, and parameters that travel in codes. Runs must end with the digest of
+# a training in one process, with relays and daemons killed, too; what crossed is what `shardctl plan` says, and a
+# half or a quarter of what it is without.
+#
+#   test_hosts_codec.sh BIN_DIR [STEPS]
+set -euo pipefail
+
+bin=$(cd "$1" && pwd)
+steps=${2:-40}
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d "${TMPDIR:-/tmp}/shd-hosts.XXXXXX")
+
+# shellcheck source=tests/lib/wait.sh
+. "$here/../lib/wait.sh"
+# shellcheck source=tests/lib/hosts.sh
+. "$here/../lib/hosts.sh"
+trap hosts_clean_up EXIT
+
+all=cpu0,cpu1,cpu2
+
+relay_a() { relay A --device cpu0,cpu1 --from b:cpu2; }
+relay_b() { relay B --device cpu2 --from a:cpu0,cpu1; }
+
+begin() {
+    local host
+    for host in A B; do
+        "$bin/shardctl" down --yes -d "$work/$host" >/dev/null 2>&1 || true
+    done
+    stop_relays # what they count is of this run
+    relay_a
+    relay_b
+    daemons A cpu0,cpu1
+    daemons B cpu2
+    for host in A B; do
+        soon "the sockets of $all on $host" has_devices "$host" cpu0 cpu1 cpu2
+    done
+    : >"$work/out"
+    : >"$work/err"
+}
+
+# run_codec CODEC
+run_codec() {
+    want=$(in_one_process --precision bf16 --codec "$1")
+    begin
+    worker "A?$all" 0 2 --precision bf16 --codec "$1"
+    worker "B?$all" 1 2 --precision bf16 --codec "$1"
+    end_same "owners and workers on both, codec $1"
+    "$bin/shardctl" plan -a "$work/A?$all" --host a:2:1 --host b:1:1 --json >"$work/plan.json" || fail "plan"
+    is_as_planned a b parameters_bytes B a parameters_in 1
+    is_as_planned b a parameters_bytes B a parameters_out 1
+    is_as_planned a b parameters_bytes A b parameters_out 1
+    crossing[$1]=$(planned a b parameters_bytes)
+}
+
+# least HUNDREDTHS CODEC: so many of what crosses without, or fewer.
+least() {
+    [ $((crossing[$2] * 100)) -le $((crossing[none] * $1)) ] ||
+        fail "codec $2: ${crossing[$2]} bytes a step, without it are ${crossing[none]}"
+}
+
+declare -A crossing=()
+hosts_make
+mkdir -m 700 "$work/keys" "$work/A" "$work/B"
+"$bin/shardctl" keys new "$work/keys/cluster.json" "a=$address_A" "b=$address_B" >/dev/null
+for codec in none int8 int4; do
+    run_codec $codec
+done
+least 60 int8
+least 40 int4
+
+want=$(in_one_process --precision bf16 --codec fp8)
+begin
+worker "A?$all" 0 2 --precision bf16 --codec fp8 --slow 6
+worker "B?$all" 1 2 --precision bf16 --codec fp8 --slow 6
+go_on 2
+kill -KILL "${relays[B]}"
+relay_b
+go_on 2
+for at in A/cpu1 B/cpu2; do
+    kill -KILL "$(fuser "$work/$at.lock" 2>/dev/null | awk '{print $1}')"
+    go_on 2
+done
+kill -KILL "${relays[A]}"
+relay_a
+go_on 2
+end_same "codec fp8, both relays and a daemon on each host killed"
