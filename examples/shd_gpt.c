@@ -326,6 +326,7 @@ static char *train_spec(const struct options *o)
                                    .verify_every = o->verify_every,
                                    .publish = o->chosen.publish,
                                    .codec = o->types.codec,
+                                   .grad_codec = o->types.grad_codec,
                                    .grad_dtype = o->chosen.policy.grad_dtype,
                                    .weight_decay = o->weight_decay,
                                    .ema = o->ema };

@@ -12,6 +12,10 @@
  * that is no number, or above 2^126, is NaN, all 64 of it: so is its scale. Padding is zeros, and
  * decoded as zeros where its block is not NaN.
  *
+ * Rounded at random instead, int8 alone: code = (y + noise), to nearest, at most 127; noise is in
+ * (-1/2, 1/2), uniform, (k + 1/2) / 2^16 - 1/2 of 16 bits k of Philox (kern.h, struct kern_noise).
+ * So a code's mean is y, but for 2^-17 and where the largest magnitude is rounded.
+ *
  * Included once per instruction set, after vec.h. */
 #ifndef SHD_KERNELS_CODEC_H
 #define SHD_KERNELS_CODEC_H

@@ -93,7 +93,8 @@ struct kern_accumulate { /* acc = first ? grad : acc + grad, in fp32 */
     float *acc;          /* [elems] */
     const void *grad;    /* [elems] of grad_dtype; of any device's it may be the host's */
     enum shd_dtype grad_dtype;
-    uint64_t elems; /* multiple of 2,048 */
+    enum codec grad_codec; /* int8: it is tiles of codes, whatever its dtype; or none */
+    uint64_t elems;        /* multiple of 2,048 */
     bool first;
     struct kern_sum *sum; /* if not NULL: the sum of squares of the new acc, in the same pass */
     struct kern_trail trail;
@@ -241,6 +242,13 @@ struct kern_dequantize { /* out becomes elements [first_elem, + elems) of `from`
     uint64_t elems;
 };
 
+/* What numbers are rounded by: those of element i, from first_index on, are the words of Philox
+ * block i / 8 of the key, as kernels/fill.h has it, 16 bits each. */
+struct kern_noise {
+    uint64_t key;
+    uint64_t first_index; /* of element 0; multiple of CODEC_BLOCK_ELEMS */
+};
+
 /* Elements [first_elem, + elems) of `in` become codes in `out`, where slices lie one behind the
  * other in `in`, and each begins at bytes of its own in `out`. Pure: given again it stores the
  * same. */
@@ -253,6 +261,7 @@ struct kern_encode {
     const uint64_t *first_of; /* [slices], ascending from 0: the first element of each, */
     const uint64_t *bytes_of; /* [slices]: and where in `out` it begins; multiples of 64 */
     uint32_t slices;
+    const struct kern_noise *noise; /* int8 alone: rounded at random; NULL: to nearest */
 };
 
 /* The slice that elem is in: the last that begins there or before. */

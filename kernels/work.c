@@ -125,6 +125,9 @@ static int check_accumulate(const struct kern_accumulate *a, const struct work_r
         r = check_slice("accumulate", "acc", a->acc, SHD_F32, rules, e);
     if (r == SHD_OK && a->elems > 0)
         r = check_slice("accumulate", "grad", a->grad, a->grad_dtype, rules, e);
+    if (r == SHD_OK && a->grad_codec != CODEC_NONE &&
+        (a->grad_codec != CODEC_INT8 || !rules->codecs))
+        return err_set(e, SHD_ENOTSUP, "accumulate: of gradients in codes %d", (int)a->grad_codec);
     if (r == SHD_OK)
         r = check_trail("accumulate", &a->trail, &(struct changed){ { a->acc }, 1 }, a->elems,
                         rules, e);
@@ -448,6 +451,10 @@ static int check_encode(const struct kern_encode *a, const struct work_rules *ru
         return err_set(e, SHD_EINVAL, "encode: unknown codec %d", (int)a->codec);
     if (r != SHD_OK || a->elems == 0)
         return r;
+    if (a->noise != NULL &&
+        (a->codec != CODEC_INT8 || a->noise->first_index % CODEC_BLOCK_ELEMS != 0))
+        return err_set(e, SHD_EINVAL, "encode: codec %d with noise from %" PRIu64 " on",
+                       (int)a->codec, a->noise->first_index);
     if (a->out == NULL || (uintptr_t)a->out % SCRATCH_ALIGN != 0)
         return err_set(e, SHD_EINVAL, "encode: out at %p is not aligned to %u", a->out,
                        SCRATCH_ALIGN);

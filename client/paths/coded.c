@@ -5,6 +5,7 @@
 
 #include "client/paths/map.h"
 #include "kernels/cpu/decode.h"
+#include "kernels/fill.h"
 #include "proto/spec/layout.h"
 
 /* Of a slice, [elems] of it: the last tile may be cut, as `to` is. */
@@ -40,6 +41,20 @@ void coded_read(const struct shd_model *m, uint32_t unit, void *const *units, ui
         if (count > 0)
             read_slice(m, (const uint8_t *)units[unit] + at, count, (uint8_t *)to + at);
     }
+}
+
+static uint64_t key_of(uint64_t key, uint64_t block)
+{
+    uint32_t words[4];
+    philox_words(key, block, words);
+    return (uint64_t)words[1] << 32 | words[0];
+}
+
+struct kern_noise coded_noise(const struct shd_model *m, uint32_t unit, uint32_t group,
+                              uint64_t first_elem)
+{
+    const uint64_t of_step = key_of(m->spec->seed, m->step);
+    return (struct kern_noise){ key_of(of_step, (uint64_t)unit << 32 | group), first_elem };
 }
 
 uint64_t coded_bytes(const struct shd_model *m, uint64_t elems)

@@ -357,7 +357,7 @@ static int place_bring(struct shd_model *m, struct map_owner *owner, uint32_t sl
         return SHD_OK;
     uint8_t *inbox = (uint8_t *)owner->inbox.base + shardmap_slot_offset_bytes(owner->shards, slot);
     memcpy(inbox, place_slot_array(m, slot, s->unit) + slice.first_elem,
-           slice.elems * dtype_bytes(s->dtype));
+           shardmap_grad_bytes(owner->shards, s->unit, s->dtype));
     return SHD_OK;
 }
 

@@ -67,7 +67,7 @@ static int replica_bring(struct shd_model *m, struct map_owner *owner, uint32_t 
 {
     const struct grad_slot *s = &m->slots[slot];
     const struct slice slice = owner->shards->slice[s->unit];
-    const uint64_t bytes = slice.elems * dtype_bytes(s->dtype);
+    const uint64_t bytes = shardmap_grad_bytes(owner->shards, s->unit, s->dtype);
     void *to = NULL;
     *ret_turn = 0;
     if (!first || bytes == 0)

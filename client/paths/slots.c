@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "client/paths/coded.h"
 #include "client/paths/kern_run.h"
 #include "client/paths/map.h"
 #include "client/paths/place.h"
@@ -115,11 +116,42 @@ static int fill_slice(struct shd_model *m, const struct map_owner *owner, struct
     return kern_batch_add(batch, gpu != NULL ? gpu : m->session->kern, &op, e);
 }
 
+/* Slice by slice: what it is rounded by is on the stack. */
+static int fill_codes(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
+                      struct shd_err *e)
+{
+    static const uint64_t first = 0;
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++) {
+        const struct map_owner *owner = &m->map->owners[i];
+        const struct slice slice = owner->shards->slice[unit];
+        const struct kern_noise noise = coded_noise(m, unit, m->slots[slot].group,
+                                                    slice.first_elem);
+        struct kern_encode encode = { .in = grad + slice.first_elem,
+                                      .codec = CODEC_INT8,
+                                      .elems = slice.elems,
+                                      .first_of = &first,
+                                      .bytes_of = &first,
+                                      .slices = 1,
+                                      .noise = &noise };
+        if (slice.elems == 0)
+            continue;
+        r = owner->mover->slice_at(m, owner, slot, unit, SHD_F32, &encode.out, e);
+        if (r == SHD_OK)
+            r = kern_run_op(m->session->kern,
+                            &(struct kern_op){ KERN_ENCODE, { .encode = encode } }, e);
+        m->session->bytes_copied += codec_bytes(CODEC_INT8, slice.elems);
+    }
+    return r;
+}
+
 int slots_fill(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
                enum shd_dtype dtype, struct shd_err *e)
 {
     struct kern_batch batch;
     int r = SHD_OK;
+    if (spec_unit_grad_codec(m->spec, unit) != CODEC_NONE)
+        return fill_codes(m, slot, unit, grad, e);
     kern_batch_init(&batch);
     for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++) {
         const struct map_owner *owner = &m->map->owners[i];

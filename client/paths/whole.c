@@ -349,7 +349,7 @@ static int whole_bring(struct shd_model *m, struct map_owner *owner, uint32_t sl
     const struct grad_slot *s = &m->slots[slot];
     const uint64_t elems = owner->shards->slice[s->unit].elems;
     const struct kern_copy copy = { slot_today(owner, slot), w->slots[slot],
-                                    elems * dtype_bytes(s->dtype) };
+                                    shardmap_grad_bytes(owner->shards, s->unit, s->dtype) };
     struct kern_batch batch;
     *ret_turn = 0;
     if (!first || copy.to == copy.from || elems == 0)

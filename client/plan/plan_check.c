@@ -464,7 +464,7 @@ static int survey(struct checker *c, struct shd_err *e)
         w->param_bytes = plan_unit_param_bytes(c->spec, u);
         w->fetched_bytes = plan_unit_fetched_bytes(c->spec, u);
         w->grad_bytes = plan_unit_grad_bytes(c->spec, u, SHD_F32);
-        w->return_bytes = plan_unit_grad_bytes(c->spec, u, dtype);
+        w->return_bytes = plan_unit_returned_bytes(c->spec, u, dtype);
         c->to_return += w->reads > 0 && !c->spec->units[u].frozen;
     }
     return SHD_OK;

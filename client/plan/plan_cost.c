@@ -24,22 +24,34 @@ uint64_t plan_unit_param_bytes(const struct spec *spec, uint32_t unit)
     return unit_elems(spec, unit) * dtype_bytes(spec->publish);
 }
 
-uint64_t plan_unit_fetched_bytes(const struct spec *spec, uint32_t unit)
+static uint64_t code_bytes(const struct spec *spec, uint32_t unit, enum codec codec)
 {
     const struct spec_unit *su = &spec->units[unit];
     uint64_t blocks = 0;
-    if (spec->codec == CODEC_NONE)
-        return plan_unit_param_bytes(spec, unit);
     for (uint32_t i = 0; i < su->tensor_count; i++)
         blocks += layout_align(spec->tensors[su->first_tensor + i].elems, CODEC_BLOCK_ELEMS) /
                   CODEC_BLOCK_ELEMS;
-    return blocks * codec_tile_bytes(spec->codec) / CODEC_TILE_SCALES;
+    return blocks * codec_tile_bytes(codec) / CODEC_TILE_SCALES;
+}
+
+uint64_t plan_unit_fetched_bytes(const struct spec *spec, uint32_t unit)
+{
+    return spec->codec != CODEC_NONE ? code_bytes(spec, unit, spec->codec)
+                                     : plan_unit_param_bytes(spec, unit);
 }
 
 uint64_t plan_unit_grad_bytes(const struct spec *spec, uint32_t unit, enum shd_dtype dtype)
 {
     const struct spec_unit *u = &spec->units[unit];
     return u->frozen ? 0 : unit_elems(spec, unit) * dtype_bytes(u->mean ? SHD_F32 : dtype);
+}
+
+uint64_t plan_unit_returned_bytes(const struct spec *spec, uint32_t unit, enum shd_dtype dtype)
+{
+    const enum codec codec = spec_unit_grad_codec(spec, unit);
+    return codec != CODEC_NONE && !spec->units[unit].frozen
+               ? code_bytes(spec, unit, codec)
+               : plan_unit_grad_bytes(spec, unit, dtype);
 }
 
 /* -- Counting ---------------------------------------------------------------------------------- */
@@ -131,8 +143,8 @@ int plan_count(const struct plan *plan, const struct spec *spec, enum shd_dtype 
             .param_bytes = plan_unit_param_bytes(spec, u),
             .fetched_bytes = plan_unit_fetched_bytes(spec, u),
             .grad_bytes = plan_unit_grad_bytes(spec, u, SHD_F32),
-            .return_bytes = plan_unit_grad_bytes(spec, u,
-                                                 grad_dtype != 0 ? grad_dtype : spec->grad_dtype),
+            .return_bytes = plan_unit_returned_bytes(
+                spec, u, grad_dtype != 0 ? grad_dtype : spec->grad_dtype),
         };
     for (uint32_t i = 0; i < plan->op_count; i++) {
         CHECK(plan->ops[i].unit < spec->unit_count);

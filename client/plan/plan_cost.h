@@ -10,11 +10,12 @@ int plan_count(const struct plan *plan, const struct spec *spec, enum shd_dtype 
                struct plan_cost *ret_cost, struct shd_err *e);
 
 /* Bytes of a unit's parameters as a worker holds them (publish dtype) and as it fetches them (the
- * same, or in codes) and of its gradient as returned (dtype), without padding but that of blocks of
- * codes; 0 gradient for a frozen unit, fp32 for a mean. */
+ * same, or in codes), of its gradient in dtype, and as it is returned (so, or in codes), without
+ * padding but that of blocks of codes; 0 gradient for a frozen unit, fp32 for a mean. */
 uint64_t plan_unit_param_bytes(const struct spec *spec, uint32_t unit);
 uint64_t plan_unit_fetched_bytes(const struct spec *spec, uint32_t unit);
 uint64_t plan_unit_grad_bytes(const struct spec *spec, uint32_t unit, enum shd_dtype dtype);
+uint64_t plan_unit_returned_bytes(const struct spec *spec, uint32_t unit, enum shd_dtype dtype);
 
 /* Slots that a worker asks each owner for. Staged gradients need one only while owners read one:
  * one more can be filled meanwhile; else one more than it holds at once, for the same reason. More,

@@ -206,7 +206,7 @@ static int give_slot(struct shd_model *m, struct grad_slot *slot, struct shd_err
     const int r = tell(m, &ret, e);
     if (r != SHD_OK)
         return r;
-    m->session->bytes_returned += plan_unit_grad_bytes(m->spec, unit, dtype);
+    m->session->bytes_returned += plan_unit_returned_bytes(m->spec, unit, dtype);
     return SHD_OK;
 }
 
@@ -224,6 +224,7 @@ static int fill_slot(struct shd_model *m, const struct grad_entry *entry,
     if (r != SHD_OK)
         return r;
     CHECK(slot != NULL);
+    slot->group = entry->group; /* which codes are rounded by */
     r = err_copy(&m->fault, e);
     if (r == SHD_OK)
         r = m->session->control->fill_slot(m, (uint32_t)(slot - m->slots), entry->unit, entry->sum,

@@ -276,7 +276,7 @@ int shd_set_plan(shd_model *m, const char *plan_json, struct shd_err *e)
 static bool needs_staging(const struct shd_model *m)
 {
     return m->reader->kind != SHD_PATH_MAP || m->spec->accumulate > 1 ||
-           m->policy.grad_dtype != SHD_F32;
+           m->policy.grad_dtype != SHD_F32 || m->spec->grad_codec != CODEC_NONE;
 }
 
 int policy_slots(const struct shd_model *m, uint32_t *ret_slots, struct shd_err *e)

@@ -100,11 +100,12 @@ void sized_give(void *to, const void *from)
 int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
 {
     CHECK(m->spec == NULL);
-    if (m->session->on_gpu && spec->codec != CODEC_NONE)
-        return err_set(e, SHD_ENOTSUP,
-                       "model '%s' is published in codes (codec: %s), which are decoded to host "
-                       "memory alone, and this worker's arrays are on cuda:%" PRIu32,
-                       spec->name, codec_name(spec->codec), m->session->ordinal);
+    if (m->session->on_gpu && (spec->codec != CODEC_NONE || spec->grad_codec != CODEC_NONE))
+        return err_set(
+            e, SHD_ENOTSUP,
+            "model '%s' has codes for what travels (codec: %s, grad_codec: %s), which are "
+            "of host memory alone, and this worker's arrays are on cuda:%" PRIu32,
+            spec->name, codec_name(spec->codec), codec_name(spec->grad_codec), m->session->ordinal);
     m->holds = sys_calloc(spec->unit_count, sizeof *m->holds);
     m->reports = sys_calloc(spec->micro_batches, sizeof *m->reports);
     if (m->holds == NULL || m->reports == NULL)

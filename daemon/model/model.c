@@ -274,11 +274,12 @@ int model_start_at(struct model *m, const struct ledger_start *start, struct shd
 
 static int check_device(const struct spec *spec, const struct kern *kern, struct shd_err *e)
 {
-    if (spec->codec != CODEC_NONE && !kern->ops->codecs)
+    if ((spec->codec != CODEC_NONE || spec->grad_codec != CODEC_NONE) && !kern->ops->codecs)
         return err_set(e, SHD_ENOTSUP,
-                       "model '%s' is published in codes (codec: %s), which owners on %s do not "
-                       "make: give it none there, or owners in host memory",
-                       spec->name, codec_name(spec->codec), kern->ops->name);
+                       "model '%s' has codes for what travels (codec: %s, grad_codec: %s), which "
+                       "owners on %s do not know: give it none there, or owners in host memory",
+                       spec->name, codec_name(spec->codec), codec_name(spec->grad_codec),
+                       kern->ops->name);
     if (!spec->int8 || kern->ops->int8)
         return SHD_OK;
     return err_set(e, SHD_ENOTSUP,

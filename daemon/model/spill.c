@@ -49,7 +49,7 @@ struct spill_copy { /* of one slot */
 
 static uint64_t grad_bytes(const struct model *m, uint32_t unit, enum shd_dtype dtype)
 {
-    return m->map->slice[unit].elems * dtype_bytes(dtype);
+    return shardmap_grad_bytes(m->map, unit, dtype);
 }
 
 /* Counted, and never refused: without it nobody could go on. */

@@ -101,7 +101,7 @@ int verified_hash(struct op *op)
 {
     const struct wire_return *req = &op->req.return_grad;
     const struct model *m = op->model;
-    const uint64_t bytes = m->map->slice[req->unit].elems * dtype_bytes(req->dtype);
+    const uint64_t bytes = shardmap_grad_bytes(m->map, req->unit, req->dtype);
     if (op->inbox == NULL || op->work != NULL || bytes == 0 || !verified_wants(op))
         return SHD_OK;
     const uint64_t copy = m->kern->ops->place == SEGMENT_HOST ? 0 : bytes;

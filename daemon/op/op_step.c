@@ -145,7 +145,8 @@ static int wait_first(struct op *op, struct inbox *inbox)
 static void note_arrival(const struct op *op)
 {
     const struct wire_return *req = &op->req.return_grad;
-    const uint64_t elems = req->none ? 0 : op->model->map->slice[req->unit].elems;
+    const struct shardmap *map = op->model->map;
+    const uint64_t bytes = req->none ? 0 : shardmap_grad_bytes(map, req->unit, req->dtype);
     remember_sender(op->model, req->micro, op->session);
     note(op->model->metrics, &(struct note){ .what = TRACE_ARRIVED,
                                              .unit = req->unit,
@@ -153,7 +154,7 @@ static void note_arrival(const struct op *op)
                                              .session = op->req.session,
                                              .step = req->step,
                                              .since_ns = op->arrived_ns,
-                                             .bytes = elems * dtype_sizes[req->dtype] });
+                                             .bytes = bytes });
 }
 
 /* It is in its slot, and counts from here on. */

@@ -349,7 +349,7 @@ static int find_gradient(struct copies *c, const struct wire_return *req, struct
         return err_set(e, SHD_ERANGE,
                        "unit %" PRIu32 " of %" PRIu32 ", slot %" PRIu32 " of %" PRIu32, req->unit,
                        m->map->units, req->slot, m->slots);
-    const uint64_t bytes = m->map->slice[req->unit].elems * dtype_bytes(req->dtype);
+    const uint64_t bytes = shardmap_grad_bytes(m->map, req->unit, req->dtype);
     if (bytes > m->map->slot_bytes) /* slots are made for what is trained */
         return err_set(e, SHD_EINVAL, "unit %" PRIu32 " is frozen: it has no gradient", req->unit);
     c->send.number = inbox->number;

@@ -12,7 +12,7 @@
 #include "proto/base/flags.h"
 
 struct options_types { /* of parameters and gradients on their way; words */
-    const char *precision, *codec, *grad_precision;
+    const char *precision, *codec, *grad_precision, *grad_codec;
 };
 
 struct options {

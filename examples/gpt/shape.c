@@ -540,8 +540,10 @@ char *gpt_spec_json(const struct gpt_shape *shape, const struct gpt_spec *spec)
         json_decref(root);
         return NULL;
     }
-    if (strcmp(spec->codec, "none") != 0 &&
-        json_object_set_new(root, "codec", json_string(spec->codec)) != 0) {
+    if ((strcmp(spec->codec, "none") != 0 &&
+         json_object_set_new(root, "codec", json_string(spec->codec)) != 0) ||
+        (strcmp(spec->grad_codec, "none") != 0 &&
+         json_object_set_new(root, "grad_codec", json_string(spec->grad_codec)) != 0)) {
         json_decref(root);
         return NULL;
     }

@@ -164,6 +164,7 @@ struct gpt_spec {
     uint64_t verify_every;              /* 0: never */
     enum shd_dtype publish, grad_dtype; /* 0: fp32 */
     const char *codec;                  /* of what is published: "none", "int8", "fp8", "int4" */
+    const char *grad_codec;             /* of gradients: "none" or "int8" */
     double weight_decay;                /* of matrices; biases and norms have none */
     double ema;                         /* of parameters, its decay; 0: none */
 };

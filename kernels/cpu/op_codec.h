@@ -11,6 +11,7 @@
 #include "kernels/cpu/decode.h"
 #include "kernels/cpu/op_cast.h"
 #include "kernels/cpu/op_quant.h"
+#include "kernels/fill.h"
 
 _Static_assert(CODEC_BLOCK_ELEMS == QUANT_BLOCK_ELEMS, "one kind of block");
 
@@ -76,6 +77,42 @@ KERN_FN struct quant_values values_of_codes(const uint8_t *from, vec scale, enum
     return v;
 }
 
+/* [CODEC_BLOCK_ELEMS] of element `index` on. */
+static void codec_noise(const struct kern_noise *noise, uint64_t index, float *to)
+{
+    uint32_t words[4];
+    for (unsigned i = 0; i < CODEC_BLOCK_ELEMS; i++) {
+        if (i % 8 == 0)
+            philox_words(noise->key, (index + i) / 8, words);
+        const uint32_t k = words[i % 8 / 2] >> (i % 2 * 16) & 0xffff;
+        to[i] = ((float)k + 0.5f) * 0x1p-16f - 0.5f; /* exact */
+    }
+}
+
+/* As a block of int8 to nearest, but at random. */
+QUANT_CALL void codec_encode_noisy(struct codec_block b, const float *x,
+                                   const struct kern_noise *noise, uint64_t index)
+{
+    const struct quant_values v = values_load(x);
+    vec_u32 most = vec_bits(vec_set1(0));
+    float by[CODEC_BLOCK_ELEMS], r;
+    for (unsigned j = 0; j < QUANT_VECS; j++)
+        most = bits_max(most, vec_bits(vec_abs(v.x[j])));
+    *b.scale = codec_scale(bits_most(most), CODEC_INT8, &r);
+    if (r == 0) {
+        memset(b.codes, 0, CODEC_BLOCK_ELEMS);
+        return;
+    }
+    codec_noise(noise, index, by);
+    for (unsigned j = 0; j < QUANT_VECS; j++) {
+        const vec y = vec_mul(v.x[j], vec_set1(r));
+        const vec at = vec_add(y, vec_load(by + (size_t)j * VEC_LANES));
+        const vec most_y = vec_set1(127), least_y = vec_set1(-127);
+        bytes_store(b.codes + (size_t)j * VEC_LANES,
+                    vec_to_int(vec_max(vec_min(at, most_y), least_y)));
+    }
+}
+
 QUANT_FN void codec_encode_block(struct codec_block b, const float *x, enum codec codec)
 {
     const struct quant_values v = values_load(x);
@@ -115,7 +152,11 @@ KERN_FN void encode_by(const struct kern_encode *a, struct cpu_range r, enum cod
             s++;
         uint8_t *tiles = (uint8_t *)a->out + a->bytes_of[s];
         const uint64_t block = (i - a->first_of[s]) / CODEC_BLOCK_ELEMS;
-        codec_encode_block(codec_block_at(tiles, codec, block), a->in + i, codec);
+        const struct codec_block to = codec_block_at(tiles, codec, block);
+        if (a->noise != NULL)
+            codec_encode_noisy(to, a->in + i, a->noise, a->noise->first_index + i);
+        else
+            codec_encode_block(to, a->in + i, codec);
     }
 }
 

@@ -66,9 +66,22 @@ static void change_block(const float *old, const float *new, struct kern_change 
     block_add(&part->weight, &weight);
 }
 
-/* grad[i, i + VEC_LANES) as fp32. */
+/* Those of tiles of int8 (proto/base/dtype.h), decoded. */
+KERN_FN vec load_codes(const void *tiles, uint64_t i)
+{
+    const uint8_t *tile = (const uint8_t *)tiles +
+                          i / CODEC_TILE_ELEMS * codec_tile_bytes(CODEC_INT8);
+    const uint64_t at = i % CODEC_TILE_ELEMS;
+    uint16_t scale;
+    memcpy(&scale, tile + CODEC_TILE_ELEMS + at / CODEC_BLOCK_ELEMS * sizeof scale, sizeof scale);
+    return vec_mul(codes_load(tile + at, true), vec_set1(f32_of_bits((uint32_t)scale << 16)));
+}
+
+/* grad[i, i + VEC_LANES) as fp32. dtype 0: in codes. */
 KERN_FN vec load_grad(const void *grad, uint64_t i, enum shd_dtype dtype)
 {
+    if (dtype == 0)
+        return load_codes(grad, i);
     if (dtype == SHD_F32)
         return vec_load((const float *)grad + i);
     const half h = half_load((const uint16_t *)grad + i);
@@ -156,6 +169,10 @@ KERN_FN void accumulate_dtype(const struct kern_accumulate *a, struct cpu_range 
 static void accumulate_range(const struct kern_accumulate *a, struct cpu_range r,
                              struct kern_sum *part, struct trail_record *rec)
 {
+    if (a->grad_codec != CODEC_NONE) {
+        accumulate_dtype(a, r, part, 0, rec);
+        return;
+    }
     switch (a->grad_dtype) {
     case SHD_F32:
         accumulate_dtype(a, r, part, SHD_F32, rec);

@@ -82,6 +82,8 @@ static void place_units(const struct spec *spec, const uint32_t *whole_owners, s
             map->scratch_elems = scratch_elems(spec, u);
         map->base_elem[u] = map->elems;
         map->elems += map->slice[u].elems;
+        if (map->coded_grads != NULL)
+            map->coded_grads[u] = spec_unit_grad_codec(spec, u) != CODEC_NONE;
         if (map->code_base != NULL) {
             map->code_base[u] = map->code_bytes;
             map->code_bytes += code_slice_bytes(map, u);
@@ -122,11 +124,15 @@ int shardmap_new(const struct spec *spec, uint32_t owner, uint32_t owners,
             .code_base = spec->codec != CODEC_NONE
                              ? sys_calloc(spec->unit_count, sizeof *map->code_base)
                              : NULL,
+            .coded_grads = spec->grad_codec != CODEC_NONE
+                               ? sys_calloc(spec->unit_count, sizeof *map->coded_grads)
+                               : NULL,
         };
     }
     if (map == NULL || map->slice == NULL || map->base_elem == NULL || map->train_base == NULL ||
         (spec->int8 && map->quant_base == NULL) ||
-        (spec->codec != CODEC_NONE && map->code_base == NULL)) {
+        (spec->codec != CODEC_NONE && map->code_base == NULL) ||
+        (spec->grad_codec != CODEC_NONE && map->coded_grads == NULL)) {
         shardmap_free(map);
         return err_set(e, SHD_ENOMEM, "no memory for the map of %" PRIu32 " units",
                        spec->unit_count);
@@ -152,6 +158,7 @@ void shardmap_free(struct shardmap *map)
     free(map->train_base);
     free(map->quant_base);
     free(map->code_base);
+    free(map->coded_grads);
     free(map);
 }
 
@@ -246,6 +253,14 @@ uint64_t shardmap_array_bytes(const struct shardmap *map, uint32_t array, uint32
     CHECK(unit < map->units);
     return is_quant(map, array) ? quant_slice_bytes(map, unit)
                                 : map->slice[unit].elems * sizeof(float);
+}
+
+uint64_t shardmap_grad_bytes(const struct shardmap *map, uint32_t unit, enum shd_dtype dtype)
+{
+    CHECK(unit < map->units);
+    return map->coded_grads != NULL && map->coded_grads[unit]
+               ? codec_bytes(CODEC_INT8, map->slice[unit].elems)
+               : map->slice[unit].elems * dtype_bytes(dtype);
 }
 
 uint64_t shardmap_slot_offset_bytes(const struct shardmap *map, uint32_t slot)

@@ -48,6 +48,7 @@ struct shardmap {
     uint64_t moment_elems;  /* of these, before the means: an array's, but the parameters' */
     uint64_t *quant_base;   /* owned, [units]: of a moment in 8 bits, in words; NULL: not int8 */
     uint64_t *code_base;    /* owned, [units]: of the slice in publish, in bytes; NULL: no codec */
+    bool *coded_grads;      /* owned, [units]: gradients are returned in codes; NULL: none are */
     uint64_t code_bytes;    /* of all of them */
     uint64_t moment_words;  /* of a moment's array: moment_elems, or what it has in 8 bits */
     uint64_t scratch_elems; /* of that room */
@@ -96,6 +97,9 @@ uint64_t shardmap_value_bytes(const struct shardmap *map);
 
 /* Byte offset of struct activity in an inbox of so many slots. */
 uint64_t shardmap_activity_offset_bytes(const struct shardmap *map, uint32_t slots);
+
+/* Bytes of the slice of a gradient as it is returned, in dtype where it is not in codes. */
+uint64_t shardmap_grad_bytes(const struct shardmap *map, uint32_t unit, enum shd_dtype dtype);
 
 /* Byte offset of a slot in the inbox. */
 uint64_t shardmap_slot_offset_bytes(const struct shardmap *map, uint32_t slot);

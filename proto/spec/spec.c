@@ -167,7 +167,7 @@ enum quant spec_array_quant(const struct spec *spec, uint32_t array)
 
 uint32_t spec_tensor_align(const struct spec *spec)
 {
-    const bool blocks = spec->int8 || spec->codec != CODEC_NONE;
+    const bool blocks = spec->int8 || spec->codec != CODEC_NONE || spec->grad_codec != CODEC_NONE;
     return blocks ? QUANT_BLOCK_ELEMS : SHD_TENSOR_ALIGN_ELEMS;
 }
 
@@ -230,6 +230,11 @@ enum spec_optimizer spec_unit_optimizer(const struct spec *spec, uint32_t unit)
 enum shd_dtype spec_unit_grad_dtype(const struct spec *spec, uint32_t unit)
 {
     return spec->units[unit].mean ? SHD_F32 : spec->grad_dtype;
+}
+
+enum codec spec_unit_grad_codec(const struct spec *spec, uint32_t unit)
+{
+    return spec->units[unit].mean ? CODEC_NONE : spec->grad_codec;
 }
 
 uint64_t spec_tensor_key(const struct spec *spec, const struct spec_tensor *tensor)
@@ -500,6 +505,7 @@ int spec_compare(const struct spec *open, const struct spec *asked, struct shd_e
     same_text(&c, dtype_name(open->publish), dtype_name(asked->publish), "publish");
     same_text(&c, codec_name(open->codec), codec_name(asked->codec), "codec");
     same_text(&c, dtype_name(open->grad_dtype), dtype_name(asked->grad_dtype), "grad_dtype");
+    same_text(&c, codec_name(open->grad_codec), codec_name(asked->grad_codec), "grad_codec");
     same_real(&c, open->ema, asked->ema, "ema");
     same_text(&c, open->ema_warmup ? "true" : "false", asked->ema_warmup ? "true" : "false",
               "ema_warmup");

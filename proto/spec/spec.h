@@ -109,6 +109,7 @@ struct spec {
     enum shd_dtype publish;    /* what workers read */
     enum codec codec;          /* how that travels */
     enum shd_dtype grad_dtype; /* of gradients as workers return them; default fp32 */
+    enum codec grad_codec;     /* instead, but for means: none, or int8 */
     enum spec_optimizer optimizer;
     double beta1, beta2, eps; /* SGD: beta1 is the momentum; Lion: beta1, beta2 */
     bool int8;                /* moments are in 8 bits (optimizer.h) */
@@ -195,6 +196,7 @@ bool spec_has_whole(const struct spec *spec);
 /* What updates a unit, but for those, and in which type its gradients come. */
 enum spec_optimizer spec_unit_optimizer(const struct spec *spec, uint32_t unit);
 enum shd_dtype spec_unit_grad_dtype(const struct spec *spec, uint32_t unit);
+enum codec spec_unit_grad_codec(const struct spec *spec, uint32_t unit);
 
 /* Philox key of a tensor's initial values: first 8 bytes, little-endian, of
  * SHA-256(seed as 8 bytes little-endian, then the name without NUL), of the whole tensor's name. */

@@ -32,6 +32,8 @@ static const struct {
     { "codec",
       "tensors begin at other places with one than without, and its arrays are those of the "
       "model that it is made of" },
+    { "grad_codec", "tensors begin at other places with one than without, and its arrays are those "
+                    "of the model that it is made of" },
     { "groups", "lr_scale.GROUP, weight_decay.GROUP and betas.GROUP change what is of a group" },
     { "units", "its arrays are laid out by them, and are those of the model that it is made of" },
 };

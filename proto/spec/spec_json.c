@@ -654,6 +654,23 @@ static int parse_codec(struct parser *p, const struct node *root)
     return SHD_OK;
 }
 
+/* Of a step's many gradients each is rounded at random: those of fp8 and int4 are not unbiased, or
+ * too far apart. */
+static int parse_grad_codec(struct parser *p, const struct node *root)
+{
+    const struct node n = node_field(root, "grad_codec");
+    const char *name = codec_name(CODEC_NONE);
+    const int r = n.json != NULL ? node_text(&n, &name, p->e) : SHD_OK;
+    if (r != SHD_OK)
+        return r;
+    const int codec = codec_parse(name);
+    if (codec != CODEC_NONE && codec != CODEC_INT8)
+        return err_set(p->e, SHD_EINVAL, "%s is '%.40s', must be none or int8", node_path(&n).text,
+                       name);
+    p->spec->grad_codec = (enum codec)codec;
+    return SHD_OK;
+}
+
 static int parse_ema(struct parser *p, const struct node *root)
 {
     const struct node decay = node_field(root, "ema"), warmup = node_field(root, "ema_warmup");
@@ -693,7 +710,8 @@ static int parse_root(struct parser *p, const struct node *root)
                                          "groups",        "units",
                                          "ema_warmup",    "guard",
                                          "verify_every",  "micro_batches_max",
-                                         "guard_audit",   "codec" };
+                                         "guard_audit",   "codec",
+                                         "grad_codec" };
     struct spec *s = p->spec;
     int r = node_object(root, known, ARRAY_SIZE(known), p->e);
     if (r != SHD_OK)
@@ -720,6 +738,8 @@ static int parse_root(struct parser *p, const struct node *root)
         r = parse_dtype(p, &grad_dtype, &s->grad_dtype);
     if (r == SHD_OK)
         r = parse_codec(p, root);
+    if (r == SHD_OK)
+        r = parse_grad_codec(p, root);
     if (r == SHD_OK)
         r = spec_optimizer_parse(s, &optimizer, p->e);
     if (r == SHD_OK)

@@ -216,6 +216,8 @@ static char *dump_head(const struct spec *spec)
         root = spec_json_with(root, "grad_dtype", json_string(dtype_name(spec->grad_dtype)));
     if (spec->codec != CODEC_NONE) /* likewise */
         root = spec_json_with(root, "codec", json_string(codec_name(spec->codec)));
+    if (spec->grad_codec != CODEC_NONE) /* likewise */
+        root = spec_json_with(root, "grad_codec", json_string(codec_name(spec->grad_codec)));
     if (spec->ramp != NULL && spec->micro_batches > ramp_max(spec->ramp)) /* likewise */
         root = spec_json_with(root, "micro_batches_max",
                               json_integer((json_int_t)spec->micro_batches));

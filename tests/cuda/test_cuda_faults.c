@@ -125,7 +125,8 @@ static void queue_all(struct pass *p, struct kern_sum *sum)
                                   .trail = trail };
     QUEUE(fill, &(struct kern_fill){ param, ELEMS, 0, 7, KERN_FILL_NORMAL, 0, 1 });
     QUEUE(fill, &(struct kern_fill){ p->array, ELEMS, 0, 8, KERN_FILL_NORMAL, 0, 1 });
-    QUEUE(accumulate, &(struct kern_accumulate){ acc, p->array, SHD_F32, ELEMS, true, sum, trail });
+    QUEUE(accumulate,
+          &(struct kern_accumulate){ acc, p->array, SHD_F32, CODEC_NONE, ELEMS, true, sum, trail });
     QUEUE(sumsq, &(struct kern_sumsq){ acc, ELEMS, sum });
     for (int kind = 1; kind <= SPEC_OPTIMIZERS; kind++) {
         update.kind = (enum spec_optimizer)kind;

@@ -39,18 +39,22 @@ begin() {
     : >"$work/err"
 }
 
-# run_codec CODEC
+# run_codec CODEC OPTIONS...
 run_codec() {
-    want=$(in_one_process --precision bf16 --codec "$1")
+    local options=(--precision bf16 --codec "$@")
+    want=$(in_one_process "${options[@]}")
     begin
-    worker "A?$all" 0 2 --precision bf16 --codec "$1"
-    worker "B?$all" 1 2 --precision bf16 --codec "$1"
-    end_same "owners and workers on both, codec $1"
+    worker "A?$all" 0 2 "${options[@]}"
+    worker "B?$all" 1 2 "${options[@]}"
+    end_same "owners and workers on both, codec $*"
     "$bin/shardctl" plan -a "$work/A?$all" --host a:2:1 --host b:1:1 --json >"$work/plan.json" || fail "plan"
     is_as_planned a b parameters_bytes B a parameters_in 1
     is_as_planned b a parameters_bytes B a parameters_out 1
     is_as_planned a b parameters_bytes A b parameters_out 1
+    is_as_planned b a gradients_bytes B a gradients_out 0
+    is_as_planned a b gradients_bytes A b gradients_out 0
     crossing[$1]=$(planned a b parameters_bytes)
+    grads[${3-none}]=$(planned a b gradients_bytes)
 }
 
 # least HUNDREDTHS CODEC: so many of what crosses without, or fewer.
@@ -59,20 +63,22 @@ least() {
         fail "codec $2: ${crossing[$2]} bytes a step, without it are ${crossing[none]}"
 }
 
-declare -A crossing=()
+declare -A crossing=() grads=()
 hosts_make
 mkdir -m 700 "$work/keys" "$work/A" "$work/B"
 "$bin/shardctl" keys new "$work/keys/cluster.json" "a=$address_A" "b=$address_B" >/dev/null
-for codec in none int8 int4; do
-    run_codec $codec
-done
+run_codec none
+run_codec int8 --grad-codec int8
+run_codec int4
 least 60 int8
 least 40 int4
+[ $((grads[int8] * 100)) -le $((grads[none] * 30)) ] ||
+    fail "gradients in int8: ${grads[int8]} bytes a step, in fp32 are ${grads[none]}"
 
-want=$(in_one_process --precision bf16 --codec fp8)
+want=$(in_one_process --precision bf16 --codec fp8 --grad-codec int8)
 begin
-worker "A?$all" 0 2 --precision bf16 --codec fp8 --slow 6
-worker "B?$all" 1 2 --precision bf16 --codec fp8 --slow 6
+worker "A?$all" 0 2 --precision bf16 --codec fp8 --grad-codec int8 --slow 6
+worker "B?$all" 1 2 --precision bf16 --codec fp8 --grad-codec int8 --slow 6
 go_on 2
 kill -KILL "${relays[B]}"
 relay_b
@@ -84,4 +90,4 @@ done
 kill -KILL "${relays[A]}"
 relay_a
 go_on 2
-end_same "codec fp8, both relays and a daemon on each host killed"
+end_same "codec fp8, gradients in int8, both relays and a daemon on each host killed"

@@ -143,7 +143,7 @@ static void add_owner(const struct spec *spec, const struct plan_ask *ask,
         const struct spec_unit *unit = &spec->units[u];
         const enum shd_dtype as = unit->mean ? SHD_F32 : dtype != 0 ? dtype : SHD_F32;
         *published += shardmap_publish_sent_bytes(map, u);
-        *returned += unit->frozen ? 0 : map->slice[u].elems * dtype_bytes(as);
+        *returned += unit->frozen ? 0 : shardmap_grad_bytes(map, u, as);
     }
 }
 

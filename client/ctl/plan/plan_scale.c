@@ -100,7 +100,7 @@ static void add_owner(const struct spec *spec, const struct plan_ask *ask,
         p->fetched += primary ? fetches[u] * bytes : 0;
         p->fetches += primary && bytes > 0 ? fetches[u] : 0;
         if (!unit->frozen) { /* an owner that has no part of it is told all the same */
-            p->returned += map->slice[u].elems * dtype_bytes(as);
+            p->returned += shardmap_grad_bytes(map, u, as);
             p->returned_parts++;
         }
     }

@@ -73,7 +73,9 @@ static void *want_of(shd_model *m, const struct spec *spec, uint32_t unit, enum 
     EXPECT(values != NULL && codes != NULL);
     memset(values, 0, elems * sizeof *values);
     EXPECT_OK(shd_get(m, unit, array, values, NULL, NULL, &e), &e);
-    const struct kern_encode encode = { values, codes, spec->codec, 0, elems, &zero, &zero, 1 };
+    const struct kern_encode encode = {
+        values, codes, spec->codec, 0, elems, &zero, &zero, 1, NULL
+    };
     EXPECT_RUNS(encode, k, &encode);
     const struct kern_decode decode = { values, codes, spec->codec, spec->publish, elems };
     cpu_decode_by("scalar", &decode);
@@ -156,6 +158,61 @@ TEST(digests_and_what_is_read_are_the_same_for_any_owners)
             fixture_stop(&daemons);
             spec_free(spec);
         }
+}
+
+/* -- Returned ------------------------------------------------------------------------------------
+ */
+
+#define GRADS "\", \"grad_codec\": \"int8"
+
+static const struct pt_model returned[] = {
+    { .name = "pt", .publish = "bf16", .mean = true, .codec = "int8" GRADS },
+    { .name = "pt", .publish = "f32", .accumulate = 2, .frozen = true, .codec = "none" GRADS },
+    { .name = "pt", .publish = "f32", .placed = true, .whole = "lamb", .codec = "int4" GRADS },
+    { .name = "pt", .publish = "bf16", .grad_dtype = SHD_BF16, .codec = "none" GRADS },
+};
+
+/* A gradient is rounded by numbers of its place in training alone: another worker, or one after a
+ * kill, returns the same. */
+TEST(gradients_in_codes_are_the_same_for_any_owners_and_after_kills)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(returned); i++)
+        for (int owners = 1; owners <= 3; owners++) {
+            fixture_start_kept(&daemons, owners, "");
+            shd_session *s = attach(PATIENT_MS), *own = here();
+            shd_model *m = open_pt(s, &returned[i]), *twin = open_pt(own, &returned[i]);
+            for (int step = 0; step < 3; step++) {
+                if (step == 1)
+                    fixture_restart(&daemons, owners - 1);
+                train_pt(m, 1);
+                train_pt(twin, 1);
+                expect_digest(m, twin);
+            }
+            shd_close(own);
+            shd_close(s);
+            fixture_stop(&daemons);
+        }
+}
+
+TEST(a_worker_returns_as_many_bytes_as_the_plan_says)
+{
+    struct spec *spec = parsed(&returned[0]);
+    struct shd_stats stats = { .size = sizeof stats };
+    struct shd_err e = { 0 };
+    uint64_t bytes = 0;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    train_pt(open_pt(s, &returned[0]), 1);
+    for (uint32_t u = 0; u < PT_UNITS; u++) {
+        bytes += TOY_MICROS * plan_unit_returned_bytes(spec, u, SHD_F32);
+        EXPECT(spec->units[u].mean || plan_unit_returned_bytes(spec, u, SHD_F32) * 3 <
+                                          plan_unit_grad_bytes(spec, u, SHD_F32));
+    }
+    EXPECT_OK(shd_stats(s, &stats, &e), &e);
+    EXPECT_EQ(stats.bytes_returned, bytes);
+    shd_close(s);
+    fixture_stop(&daemons);
+    spec_free(spec);
 }
 
 /* Other bits than without, and near them. */
@@ -376,6 +433,9 @@ TEST(codes_are_not_mapped_and_codecs_not_mixed)
     wrong.codec = "int2";
     EXPECT_STATUS(shd_model_open(other, pt_spec(&wrong), &none, &e), SHD_EINVAL);
     EXPECT_HAS(e.text, "codec is 'int2', must be none, int8, fp8 or int4");
+    wrong.codec = "none\", \"grad_codec\": \"fp8";
+    EXPECT_STATUS(shd_model_open(other, pt_spec(&wrong), &none, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "grad_codec is 'fp8', must be none or int8");
     shd_close(other);
     shd_close(s);
     fixture_stop(&daemons);

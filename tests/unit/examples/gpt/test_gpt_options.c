@@ -75,6 +75,7 @@ static const struct {
     { "--clip -1", "its limits are 0 and 1000000000" },
     { "--dim 100 --heads 3", "--dim 100 is not a multiple of --heads 3" },
     { "--optimizer adam", "'adam' is not adamw, sgd, lion, muon, lamb or adafactor" },
+    { "--grad-codec fp8", "--grad-codec 'fp8' is not none or int8" },
     { "--codec int2", "--codec 'int2' is not none, int8, fp8 or int4" },
     { "--moments bf16", "--moments 'bf16' is not fp32 or int8" },
     { "--optimizer muon --moments int8", "--moments int8 with --optimizer muon: " },

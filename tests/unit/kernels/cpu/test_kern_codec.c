@@ -330,7 +330,7 @@ static void check_slices(struct kern *k, const char *label, void *arg)
     uint8_t *out = array_new(ROOM), *want = array_new(ROOM);
     fill_awkward(x, ELEMS, /* wild= */ true, 9);
     for (enum codec codec = FIRST_CODEC; codec <= LAST_CODEC; codec++) {
-        struct kern_encode a = { x, out, codec, 0, ELEMS, first_of, bytes_of, 6 };
+        struct kern_encode a = { x, out, codec, 0, ELEMS, first_of, bytes_of, 6, NULL };
         memset(want, 0x77, ROOM);
         memset(out, 0x77, ROOM);
         for (unsigned s = 0; s < 6; s++)
@@ -369,6 +369,145 @@ TEST(sizes_are_whole_lines)
     for (unsigned codec = 0; codec <= CODECS; codec++)
         EXPECT_EQ(codec_parse(codec_name((enum codec)codec)), (int)codec);
     EXPECT_EQ(codec_parse("int2"), -1);
+}
+
+/* -- Rounded at random ----------------------------------------------------------------------------
+ */
+
+static void encode_noisy(struct kern *k, const float *in, uint64_t elems, struct kern_noise noise,
+                         void *out)
+{
+    static const uint64_t zero[] = { 0 };
+    const struct kern_encode a = { in, out, CODEC_INT8, 0, elems, zero, zero, 1, &noise };
+    EXPECT_RUNS(encode, k, &a);
+}
+
+struct noisy {
+    uint8_t *want; /* of the first device */
+    float *x;
+};
+
+/* The same bits on every device; of a part alone those of the whole; between the two codes next to
+ * each value. */
+static void check_noisy(struct kern *k, const char *label, void *arg)
+{
+    enum { ELEMS = 36 * BLOCK, PART = 5 * BLOCK };
+    struct noisy *n = arg;
+    const struct kern_noise all = { UINT64_C(0x1234567890), 7 * BLOCK };
+    const struct kern_noise part = { all.key, all.first_index + PART };
+    const uint64_t bytes = codec_bytes(CODEC_INT8, ELEMS);
+    const uint64_t first_bytes = codec_bytes(CODEC_INT8, PART);
+    uint8_t *got = array_new(bytes);
+    encode_noisy(k, n->x, ELEMS, all, got);
+    if (n->want == NULL) {
+        n->want = array_new(bytes);
+        memcpy(n->want, got, bytes);
+    }
+    if (memcmp(got, n->want, bytes) != 0)
+        FAIL("%s: other codes", label);
+    encode_noisy(k, n->x + PART, ELEMS - PART, part, got);
+    EXPECT(memcmp(got, n->want + first_bytes, bytes - first_bytes) == 0);
+    free(got);
+}
+
+TEST(noise_is_of_the_element_alone)
+{
+    enum { ELEMS = 36 * BLOCK };
+    struct noisy n = { .x = array_new(ELEMS * sizeof(float)) };
+    float *y = array_new(ELEMS * sizeof *y);
+    unsigned down = 0, up = 0;
+    fill_values(n.x, ELEMS, 4);
+    devices_each(check_noisy, &n);
+    decode("scalar", CODEC_INT8, n.want, ELEMS, SHD_F32, y);
+    for (uint64_t i = 0; i < ELEMS; i++) {
+        const uint16_t scale = *scale_at(n.want, CODEC_INT8, i / 64);
+        const float s = float_of((uint32_t)scale << 16);
+        EXPECT_EQ(scale, scale_of(n.x + i / 64 * 64, CODEC_INT8));
+        if (scale == 0 || isnan(s))
+            continue;
+        EXPECT(fabs((double)y[i] - (double)n.x[i]) <= 1.0001 * (double)s);
+        down += y[i] < n.x[i];
+        up += y[i] > n.x[i];
+    }
+    EXPECT(down > ELEMS / 4 && up > ELEMS / 4);
+    free(n.want);
+    free(n.x);
+    free(y);
+}
+
+/* Of 4,096 draws the mean is within 5 deviations of the value, and a whole code is never another.
+ */
+TEST(the_mean_of_codes_is_the_value)
+{
+    enum { DRAWS = 4096 };
+    struct kern *k = device_new(NULL, 1);
+    float *x = array_new(BLOCK * sizeof *x), *y = array_new(BLOCK * sizeof *y);
+    uint8_t *tiles = array_new(codec_bytes(CODEC_INT8, BLOCK));
+    double sums[64] = { 0 };
+    memset(x, 0, BLOCK * sizeof *x);
+    for (unsigned i = 0; i < 63; i++)
+        x[i] = (float)i * 1.37f - 40;
+    x[3] = 11;
+    x[63] = 127;
+    for (uint64_t draw = 0; draw < DRAWS; draw++) {
+        encode_noisy(k, x, BLOCK, (struct kern_noise){ draw, 0 }, tiles);
+        decode("scalar", CODEC_INT8, tiles, BLOCK, SHD_F32, y);
+        EXPECT(y[3] == 11 && y[63] == 127);
+        for (unsigned i = 0; i < 64; i++)
+            sums[i] += (double)y[i];
+    }
+    for (unsigned i = 0; i < 64; i++)
+        EXPECT_NEAR(sums[i] / DRAWS, (double)x[i], 5 * 0.5 / sqrt(DRAWS));
+    k->ops->free(k);
+    free(x);
+    free(y);
+    free(tiles);
+}
+
+/* Sums of codes are sums of what they decode to. */
+static void check_sums(struct kern *k, const char *label, void *arg)
+{
+    enum { ELEMS = 36 * BLOCK };
+    float *x = array_new(ELEMS * sizeof *x), *got = array_new(ELEMS * sizeof *got);
+    float *want = array_new(ELEMS * sizeof *want);
+    uint8_t *tiles = array_new(codec_bytes(CODEC_INT8, ELEMS));
+    (void)arg;
+    for (uint64_t step = 0; step < 3; step++) {
+        struct kern_sum one, other;
+        fill_awkward(x, ELEMS, /* wild= */ step == 2, step);
+        encode_noisy(k, x, ELEMS, (struct kern_noise){ step, 0 }, tiles);
+        decode("scalar", CODEC_INT8, tiles, ELEMS, SHD_F32, x);
+        const struct kern_accumulate coded = { .acc = got,
+                                               .grad = tiles,
+                                               .grad_dtype = SHD_F32,
+                                               .grad_codec = CODEC_INT8,
+                                               .elems = ELEMS,
+                                               .first = step == 0,
+                                               .sum = &one };
+        const struct kern_accumulate plain = { .acc = want,
+                                               .grad = x,
+                                               .grad_dtype = SHD_F32,
+                                               .elems = ELEMS,
+                                               .first = step == 0,
+                                               .sum = &other };
+        one.finite = other.finite = true;
+        fixsum_init(&one.sum);
+        fixsum_init(&other.sum);
+        EXPECT_RUNS(accumulate, k, &coded);
+        EXPECT_RUNS(accumulate, k, &plain);
+        EXPECT_SAME_FLOATS(got, want, ELEMS, label);
+        EXPECT_EQ(one.finite, other.finite);
+        EXPECT(!one.finite || memcmp(&one.sum, &other.sum, sizeof one.sum) == 0);
+    }
+    free(x);
+    free(got);
+    free(want);
+    free(tiles);
+}
+
+TEST(sums_are_of_what_codes_decode_to)
+{
+    devices_each(check_sums, NULL);
 }
 
 /* -- Updates that publish nothing ---------------------------------------------------------------
@@ -426,7 +565,7 @@ TEST(tiles_are_not_cut)
     static _Alignas(64) float x[BLOCK];
     static _Alignas(64) uint8_t out[4096];
     static const uint64_t zero[] = { 0 }, one[] = { BLOCK };
-    const struct kern_encode good = { x, out, CODEC_INT8, 0, BLOCK, zero, zero, 1 };
+    const struct kern_encode good = { x, out, CODEC_INT8, 0, BLOCK, zero, zero, 1, NULL };
     struct kern_encode a = good;
     struct kern *k = device_new(NULL, 1);
     a.elems = 64;
@@ -448,6 +587,12 @@ TEST(tiles_are_not_cut)
     a = good;
     a.slices = 0;
     EXPECT_REFUSED(&a, SHD_EINVAL, "0 slices");
+    a = good;
+    a.noise = &(const struct kern_noise){ 1, 32 };
+    EXPECT_REFUSED(&a, SHD_EINVAL, "noise from 32");
+    a.noise = &(const struct kern_noise){ 1, 64 };
+    a.codec = CODEC_FP8;
+    EXPECT_REFUSED(&a, SHD_EINVAL, "codec 2 with noise");
     a = good;
     a.in = NULL;
     EXPECT_REFUSED(&a, SHD_EINVAL, "in is NULL");

@@ -230,7 +230,9 @@ static void check_here(struct kern *k, const char *label, void *arg)
     fill_awkward(acc, MANY, true, 3);
     fill_awkward(grad, MANY, true, 4);
     memcpy(want, acc, sizeof acc);
-    struct kern_accumulate a = { acc, grad, SHD_F32, FEW, false, &sum, { .area = NULL } };
+    struct kern_accumulate a = {
+        acc, grad, SHD_F32, CODEC_NONE, FEW, false, &sum, { .area = NULL }
+    };
     struct kern_accumulate other = a;
     other.acc = want;
     other.sum = &want_sum;
@@ -272,7 +274,8 @@ static void hold(struct kern_done *done, int status)
 TEST(nothing_runs_on_the_callers_thread_while_something_is_queued)
 {
     static float acc[BLOCK], grad[BLOCK];
-    const struct kern_accumulate a = { acc, grad, SHD_F32, BLOCK, false, NULL, { .area = NULL } };
+    const struct kern_accumulate a = { acc,   grad,  SHD_F32, CODEC_NONE,
+                                       BLOCK, false, NULL,    { .area = NULL } };
     struct held h = { .done = { hold } };
     struct shd_err e = { 0 };
     struct kern *k = device_new(NULL, 1);

@@ -316,7 +316,18 @@ TEST(a_codec_is_written_where_there_is_one)
         spec_free(again);
         spec_free(coded);
     }
-    char *json = dump(none);
+    struct spec *coded = parse(quoted(frame, "'grad_codec':'int8',"));
+    char *json = dump(coded);
+    struct spec *again = parse(json);
+    EXPECT_EQ(coded->tensors[2].offset_elems, 192);
+    EXPECT_EQ(spec_unit_grad_codec(coded, 0), CODEC_INT8);
+    EXPECT_STATUS(spec_compare(none, coded, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "grad_codec is 'int8', the open model has 'none'");
+    EXPECT_OK(spec_compare(coded, again, &e), &e);
+    free(json);
+    spec_free(again);
+    spec_free(coded);
+    json = dump(none);
     EXPECT(strstr(json, "codec") == NULL);
     EXPECT_EQ(none->tensors[2].offset_elems, 160);
     free(json);
