@@ -176,6 +176,7 @@ static void check_spec(const struct spec *s)
     uint64_t elems = 0;
     CHECK(s->unit_count >= 1 && s->unit_count <= SHD_UNITS_MAX);
     CHECK(s->group_count >= 1 && s->group_count <= SHD_GROUPS_MAX);
+    CHECK((unsigned)s->codec <= CODECS && (unsigned)s->grad_codec <= CODEC_INT8);
     CHECK(s->micro_batches >= 1 && s->micro_batches <= SHD_MICROS_MAX);
     CHECK(spec_returns(s) * s->accumulate == s->micro_batches && spec_moments(s) <= 2);
     for (uint32_t i = 0; i < s->tensor_count; i++) {
@@ -256,6 +257,9 @@ static const char *const specs[] = {
     "{\"name\":\"head\",\"uses\":[\"embed\"],\"tensors\":[{\"name\":\"ln_f\",\"shape\":[],"
     "\"group\":\"plain\",\"init\":[\"const\",1]},{\"name\":\"w\",\"shape\":[2,3,4],"
     "\"group\":\"decay\",\"init\":[\"uniform\",-1,1]}]}]}",
+    "{\"name\":\"c\",\"micro_batches\":1,\"codec\":\"int4\",\"grad_codec\":\"int8\","
+    "\"optimizer\":{\"kind\":\"sgd\"},\"units\":[{\"name\":\"u\",\"tensors\":["
+    "{\"name\":\"t\",\"shape\":[65]},{\"name\":\"b\",\"shape\":[1]}]}]}",
     "{\"name\":\"l\",\"micro_batches\":8,\"optimizer\":{\"kind\":\"lion\",\"beta1\":0.9},"
     "\"publish\":\"f16\",\"units\":[{\"name\":\"u\",\"tensors\":[{\"name\":\"t\","
     "\"shape\":[1048576,268435456]}]}]}",

@@ -81,7 +81,8 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
           restore: Optional[str] = None, timeout: Optional[float] = None, device: Any = None,
           guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False, moments: str = 'f32',
           merge: Optional[Merge] = None, sums: str = 'own', mesh: Any = None, dp: Optional[tuple[int, int]] = None,
-          full: Optional[nn.Module] = None, codec: str = 'none') -> tuple[nn.Module, Optimizer]:
+          full: Optional[nn.Module] = None, codec: str = 'none',
+          grad_codec: str = 'none') -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
 
     policy      what a worker holds when: ZeRO3(), ZeRO2(), ZeRO1(), DDP(). Results do not depend on it.
@@ -128,6 +129,7 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
     codec       parameters travel in codes with a scale for each 64 of them: 'int8' or 'fp8', a byte of a parameter,
                 or 'int4', half of one; 'none': as `publish` says (docs/numerics.md). With policy=sd.ZeRO2() or the
                 like, without bounds; daemons and workers in host memory alone
+    grad_codec  gradients, too: 'int8', rounded at random without bias; 'none': as `grad_dtype` says
     sums        'host': workers of a host add up what each has computed and return that once (docs/hosts.md). The
                 bits are of $LOCAL_WORLD_SIZE, which is the micro-batches of a sum. 'own': each worker returns its own
     mesh        a DeviceMesh with dimensions 'tp', 'pp' and 'dp' (or 'dp_replicate', 'dp_shard'), those that there are: the
@@ -146,6 +148,7 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
     check.check_choice('moments', moments, 'f32', 'int8')
     check.check_choice('sums', sums, 'own', 'host')
     check.check_choice('codec', codec, 'none', 'int8', 'fp8', 'int4')
+    check.check_choice('grad_codec', grad_codec, 'none', 'int8')
     check.check_count('accumulate', accumulate, 1)
     check.check_count('micro_batches', micro_batches, 0)
     check.check_count('micro_batches_max', micro_batches_max, 0)
@@ -197,15 +200,16 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
     if ranks is not None and any(ranks.tell(bool(statistics))):
         raise NotSupported('running statistics (BatchNorm, buffers=) in a group (mesh=): each rank would have its own of '
                            'them; say buffers=lambda name, module: False to leave them to the ranks')
-    if ranks is not None and codec != 'none':
-        raise NotSupported(f'codec={codec!r} in a group (mesh=): its ranks read the owners\' memory in place; leave out '
-                           'codec')
+    if ranks is not None and (codec, grad_codec) != ('none', 'none'):
+        raise NotSupported(f'codec={codec!r}, grad_codec={grad_codec!r} in a group (mesh=): its ranks read the owners\' memory in '
+                           'place; leave them out')
     every = statistics + parts  # they are updated in this order, and step() waits for the statistics
     for index, unit in enumerate(every):
-        unit.index, unit.align = index, 64 if moments == 'int8' or codec != 'none' else 32
+        unit.index, unit.align = index, 64 if moments == 'int8' or codec != 'none' or grad_codec != 'none' else 32
     dtype, where = layout.dtype_of(parts), device_of((part for unit in parts for part in unit.parts), device)
     spec = layout.spec_of(every, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
-                          grad_dtype, verify_every, guard, guard_audit, micro_batches_max, moments, summed, codec)
+                          grad_dtype, verify_every, guard, guard_audit, micro_batches_max, moments, summed, codec,
+                          grad_codec)
     own, first = parts, place.rank == 0
     if ranks is not None:
         own, first = ranks.own(module, parts), ranks.first

@@ -282,7 +282,7 @@ def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, 
             publish: torch.dtype, grad_dtype: Optional[torch.dtype] = None,
             verify_every: int = 0, guard: Sequence[Mapping[str, Any]] = (), guard_audit: bool = False,
             micro_batches_max: int = 0, moments: str = 'f32', accumulate: int = 1,
-            codec: str = 'none') -> str:
+            codec: str = 'none', grad_codec: str = 'none') -> str:
     """The model's specification, in JSON (docs/protocol.md)."""
     # Rates are those of each step, so the specification has none. As in PyTorch, what had no gradient stays.
     groups: list[dict[str, Any]] = [{'name': f'group{at}', 'idle': 'skip'}
@@ -298,6 +298,8 @@ def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, 
         rules['micro_batches_max'] = micro_batches_max
     if codec != 'none':
         rules['codec'] = codec
+    if grad_codec != 'none':
+        rules['grad_codec'] = grad_codec
     if accumulate > 1:
         rules['accumulate'] = accumulate
     owners = optimizer_spec(optimizer) | ({'moments': moments} if moments != 'f32' else {})

@@ -552,9 +552,9 @@ class Values(unittest.TestCase):
 
     def test_published_in_codes(self):
         """Losses near those without; no bit of a split; and a block of int4 has 15 values."""
-        def two(codec, **where):
+        def two(codec, grads='none', **where):
             module = made(Gpt)
-            module, opt = sd.shard(module, adamw(module), name='codec-' + codec, codec=codec,
+            module, opt = sd.shard(module, adamw(module), name='codec-' + codec + grads, codec=codec, grad_codec=grads,
                                    policy=sd.ZeRO2(), **where)
             losses = []
             for step in range(3):
@@ -577,6 +577,10 @@ class Values(unittest.TestCase):
             for a, b in zip(plain[2], near[2]):
                 self.assertAlmostEqual(a, b, delta=(0.01 if codec == 'int8' else 0.2) * a)
         self.assertLessEqual(len(set(near[3])), 15)
+        for codec in 'none', 'fp8':  # of the owners' memory, and of copies
+            near = run(lambda codec=codec: two(codec, 'int8', address='local:'))[0]
+            self.assertEqual(run(lambda codec=codec: two(codec, 'int8'))[0], near)
+            self.assertNotEqual(near[0], plain[0])
 
     def test_safetensors_in_and_out(self):
         path = os.path.join(DAEMONS.directory, 'gpt.safetensors')

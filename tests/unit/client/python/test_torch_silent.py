@@ -366,6 +366,7 @@ class Arguments(Case):
                 ({'units': int}, 'units=int: must be'),
                 ({'grad_dtype': 'bf16'}, "grad_dtype='bf16': must be torch.float32, torch.bfloat16"),
                 ({'publish': torch.int8}, 'publish=torch.int8: must be'),
+                ({'grad_codec': 'fp8'}, "grad_codec='fp8': must be"),
                 ({'codec': 'int2'}, "codec='int2': must be"),
                 ({'grads': 'late'}, "grads='late': must be 'stream' or 'step'"),
                 ({'timeout': -1}, 'timeout=-1: must be seconds'), ({'timeout': '10'}, "timeout='10': must be seconds"),
