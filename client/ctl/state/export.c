@@ -250,6 +250,16 @@ static int export_all(const struct ask *ask, shd_model *m, const struct target *
     return gone || (stopped && r == SHD_ECANCELED) ? SHD_OK : r;
 }
 
+/* Nobody takes weights that have been rounded more than their type says for others unawares. */
+static void say_codec(const struct spec *spec)
+{
+    if (spec->codec != CODEC_NONE)
+        fprintf(stderr,
+                "shardctl: model '%s' is published in codes (codec: %s), and exported is what they "
+                "decode to; a checkpoint has the parameters themselves, in fp32\n",
+                spec->name, codec_name(spec->codec));
+}
+
 static int export_to(const struct ask *ask, const struct target *to, struct shd_err *e)
 {
     const struct shd_options options = { .size = sizeof options,
@@ -264,6 +274,8 @@ static int export_to(const struct ask *ask, const struct target *to, struct shd_
     if (r != SHD_OK)
         return r;
     r = shd_model_attach(s, ask->model, &m, e);
+    if (r == SHD_OK)
+        say_codec(m->spec);
     if (r == SHD_OK)
         r = export_all(ask, m, to, e);
     shd_close(s);

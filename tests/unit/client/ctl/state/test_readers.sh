@@ -9,7 +9,9 @@ work=$(mktemp -d)
 export_pid=
 end() {
     [ -z "$export_pid" ] || kill -9 "$export_pid" 2>/dev/null || true
-    [ ! -d "$work/up" ] || shardctl down --runtime-dir "$work/up" --yes >/dev/null 2>&1 || true
+    for dir in "$work/up" "$work/codes"; do
+        [ ! -d "$dir" ] || shardctl down --runtime-dir "$dir" --yes >/dev/null 2>&1 || true
+    done
     rm -rf "$work"
 }
 trap end EXIT
@@ -170,6 +172,18 @@ kill -9 "$export_pid"
 wait "$export_pid" 2>/dev/null || true
 export_pid=
 [ ! -e "$work/mem/step-000000000062.safetensors" ] || fail 'memory of a process that was killed is there'
+
+# Published in codes: what a reader sees is what the trainer saw, and export says that it is rounded.
+gpt='--layers 2 --dim 64 --seq 32 --sample 0 --steps 5 --threads 1 --codec int4'
+shardctl up --daemons 2 --runtime-dir "$work/codes" >"$work/up.out" 2>&1 || fail "up: $(cat "$work/up.out")"
+# shellcheck disable=SC2086
+SHARDD_ADDRESS=$work/codes shd-gpt $gpt >"$work/codes.out" 2>&1 || fail "int4: $(cat "$work/codes.out")"
+# shellcheck disable=SC2086
+SHARDD_ADDRESS=$work/codes shd-gpt --evaluate $gpt >"$work/beside.out" 2>&1 || fail "beside: $(cat "$work/beside.out")"
+expect "$work/beside.out" "$(grep '^eval step 5 ' "$work/codes.out")"
+shardctl export -a "$work/codes" "$work/coded" >"$work/out" 2>&1 || fail "export: $(cat "$work/out")"
+expect "$work/out" 'published in codes (codec: int4)'
+[ -s "$work/coded/step-000000000005.safetensors" ] || fail 'nothing is exported'
 
 # The package of that format itself reads it there, and PyTorch maps it.
 python=$("$(dirname "$0")/../../../../../scripts/torch_env.py" --print 2>/dev/null) || {
