@@ -25,18 +25,24 @@
 
 #include "kernels/shared.h"
 
+#define PHILOX_ROUNDS 10u
+#define PHILOX_M0     UINT64_C(0xd2511f53)
+#define PHILOX_M1     UINT64_C(0xcd9e8d57)
+#define PHILOX_W0     0x9e3779b9u
+#define PHILOX_W1     0xbb67ae85u
+
 KERN_FN void philox_words(uint64_t key, uint64_t block, uint32_t words[4])
 {
     uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32), c2 = 0, c3 = 0;
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int round = 0; round < 10; round++) {
-        const uint64_t p0 = UINT64_C(0xd2511f53) * c0, p1 = UINT64_C(0xcd9e8d57) * c2;
+    for (unsigned round = 0; round < PHILOX_ROUNDS; round++) {
+        const uint64_t p0 = PHILOX_M0 * c0, p1 = PHILOX_M1 * c2;
         c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
         c1 = (uint32_t)p1;
         c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
         c3 = (uint32_t)p0;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
+        k0 += PHILOX_W0;
+        k1 += PHILOX_W1;
     }
     words[0] = c0;
     words[1] = c1;

@@ -242,8 +242,9 @@ struct kern_dequantize { /* out becomes elements [first_elem, + elems) of `from`
     uint64_t elems;
 };
 
-/* What numbers are rounded by: those of element i, from first_index on, are the words of Philox
- * block i / 8 of the key, as kernels/fill.h has it, 16 bits each. */
+/* What numbers are rounded by: words of Philox, as kernels/fill.h has it, of this key, 16 bits
+ * each. Element i of a block of 64, which is block b from the first element of its unit on, has
+ * half i / 8, the low one of a word first, of Philox's block 8 b + i mod 8. */
 struct kern_noise {
     uint64_t key;
     uint64_t first_index; /* of element 0; multiple of CODEC_BLOCK_ELEMS */

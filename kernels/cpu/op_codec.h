@@ -77,16 +77,34 @@ KERN_FN struct quant_values values_of_codes(const uint8_t *from, vec scale, enum
     return v;
 }
 
-/* [CODEC_BLOCK_ELEMS] of element `index` on. */
-static void codec_noise(const struct kern_noise *noise, uint64_t index, float *to)
+#define NOISE_BLOCKS (CODEC_BLOCK_ELEMS / 8) /* Philox's, of 128 bits */
+
+/* [CODEC_BLOCK_ELEMS] of element `index` on. As philox_words(), of all of Philox's blocks side by
+ * side, which the compiler makes vectors of. */
+QUANT_CALL void codec_noise(const struct kern_noise *noise, uint64_t index, float *to)
 {
-    uint32_t words[4];
-    for (unsigned i = 0; i < CODEC_BLOCK_ELEMS; i++) {
-        if (i % 8 == 0)
-            philox_words(noise->key, (index + i) / 8, words);
-        const uint32_t k = words[i % 8 / 2] >> (i % 2 * 16) & 0xffff;
-        to[i] = ((float)k + 0.5f) * 0x1p-16f - 0.5f; /* exact */
+    uint32_t c[4][NOISE_BLOCKS] = { { 0 } };
+    uint32_t k0 = (uint32_t)noise->key, k1 = (uint32_t)(noise->key >> 32);
+    for (unsigned j = 0; j < NOISE_BLOCKS; j++) {
+        c[0][j] = (uint32_t)(index / 8 + j);
+        c[1][j] = (uint32_t)((index / 8 + j) >> 32);
     }
+    for (unsigned round = 0; round < PHILOX_ROUNDS; round++) {
+        for (unsigned j = 0; j < NOISE_BLOCKS; j++) {
+            const uint64_t p0 = PHILOX_M0 * c[0][j], p1 = PHILOX_M1 * c[2][j];
+            c[0][j] = (uint32_t)(p1 >> 32) ^ c[1][j] ^ k0;
+            c[1][j] = (uint32_t)p1;
+            c[2][j] = (uint32_t)(p0 >> 32) ^ c[3][j] ^ k1;
+            c[3][j] = (uint32_t)p0;
+        }
+        k0 += PHILOX_W0;
+        k1 += PHILOX_W1;
+    }
+    for (unsigned i = 0; i < 8; i++)
+        for (unsigned j = 0; j < NOISE_BLOCKS; j++) {
+            const uint32_t k = c[i / 2][j] >> (i % 2 * 16) & 0xffff;
+            to[i * NOISE_BLOCKS + j] = ((float)(int32_t)k + 0.5f) * 0x1p-16f - 0.5f; /* exact */
+        }
 }
 
 /* As a block of int8 to nearest, but at random. */

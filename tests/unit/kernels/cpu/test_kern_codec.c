@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/decode.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/fill.h"
 #include "tests/lib/kern_util.h"
 
 #define FIRST_CODEC CODEC_INT8
@@ -421,6 +422,15 @@ TEST(noise_is_of_the_element_alone)
     decode("scalar", CODEC_INT8, n.want, ELEMS, SHD_F32, y);
     for (uint64_t i = 0; i < ELEMS; i++) {
         const uint16_t scale = *scale_at(n.want, CODEC_INT8, i / 64);
+        const float r = 1 / float_of((uint32_t)scale << 16);
+        const uint64_t at = 7 * BLOCK + i; /* first_index of check_noisy() */
+        uint32_t words[4];
+        philox_words(UINT64_C(0x1234567890), at / 64 * 8 + at % 8, words);
+        const uint32_t k = words[at % 64 / 16] >> (at / 8 % 2 * 16) & 0xffff;
+        const float by = ((float)k + 0.5f) * 0x1p-16f - 0.5f;
+        if (scale != 0 && scale != 0x7fc0)
+            EXPECT_EQ((int8_t)code_at(n.want, CODEC_INT8, i / 64, i % 64),
+                      (int)fmaxf(-127, fminf(127, rintf(daz(n.x[i]) * r + by))));
         const float s = float_of((uint32_t)scale << 16);
         EXPECT_EQ(scale, scale_of(n.x + i / 64 * 64, CODEC_INT8));
         if (scale == 0 || isnan(s))
