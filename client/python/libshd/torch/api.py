@@ -65,7 +65,7 @@ def ranks_of(module: nn.Module, mesh: Any, dp: Optional[tuple[int, int]], full: 
 def ranks_alone(**wanted: Any) -> None:
     """What ranks of a group do not have."""
     why = {'merge': 'merge=', 'micro_batches': 'micro_batches=, whose leases() each worker would have by itself,',
-           'sums': "sums='host'", 'loss_sum': "loss='sum'"}
+           'sums': "sums='host'", 'loss_sum': "loss='sum'", 'codec': 'codec= and grad_codec='}
     for name, value in wanted.items():
         if value:
             raise NotSupported(f'{why[name]} with mesh=: the ranks of a group are one worker with a fixed share; leave '
@@ -169,7 +169,8 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
                      'place of shard()')
     ranks = ranks_of(module, mesh, dp, full)
     if ranks is not None:
-        ranks_alone(merge=merge, micro_batches=micro_batches, sums=sums == 'host', loss_sum=loss == 'sum')
+        ranks_alone(merge=merge, micro_batches=micro_batches, sums=sums == 'host', loss_sum=loss == 'sum',
+                    codec=(codec, grad_codec) != ('none', 'none'))
         grads = 'step' if ranks.stages > 1 else grads  # a schedule's step() has several backward()
         overlap = overlap and not ranks.cuts           # DTensors do not wait when they are read
     if grads == 'step':
@@ -200,9 +201,6 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
     if ranks is not None and any(ranks.tell(bool(statistics))):
         raise NotSupported('running statistics (BatchNorm, buffers=) in a group (mesh=): each rank would have its own of '
                            'them; say buffers=lambda name, module: False to leave them to the ranks')
-    if ranks is not None and (codec, grad_codec) != ('none', 'none'):
-        raise NotSupported(f'codec={codec!r}, grad_codec={grad_codec!r} in a group (mesh=): its ranks read the owners\' memory in '
-                           'place; leave them out')
     every = statistics + parts  # they are updated in this order, and step() waits for the statistics
     for index, unit in enumerate(every):
         unit.index, unit.align = index, 64 if moments == 'int8' or codec != 'none' or grad_codec != 'none' else 32

@@ -646,6 +646,7 @@ class Wrong(unittest.TestCase):
                 (work(build=lambda o: [nn.Linear(2, 2), nn.Linear(2, 2)]), 'Misuse', "two stages have a 'weight'"),
                 (work(lambda o: {'micro_batches': 4}), 'NotSupported', r'micro_batches=, whose leases\(\) .* with mesh='),
                 (work(lambda o: {'sums': 'host'}), 'NotSupported', "sums='host' with mesh="),
+                (work(lambda o: {'grad_codec': 'int8'}), 'NotSupported', 'codec= and grad_codec= with mesh='),
                 (work(lambda o: {'loss': 'sum'}), 'NotSupported', "loss='sum' with mesh=")):
             with self.subTest(text):
                 self.refused(function, 2, kind, text)
