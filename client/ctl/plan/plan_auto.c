@@ -23,8 +23,8 @@
  *   6. not one unit                         refused, with what would do
  *
  * Then what would do instead is asked of the last question, one at a time: owners in host memory,
- * moments in 8 bits, state on files, more daemons. The user's to choose: they change where a model
- * is, or its bits.
+ * moments in 8 bits, state on files, tiles, more daemons. The user's to choose: they change where a
+ * model is, or its bits.
  *
  * ddp is never the answer: with optimizer state at the owners in any case, zero1 moves as much and
  * holds no more.
@@ -126,25 +126,67 @@ static json_t *json_answer(const struct question *q, const struct answer *a)
 
 /* -- What else would do ------------------------------------------------------------------------ */
 
-/* The spec with moments in 8 bits. SHD_EINVAL, SHD_ESPEC: it has them, or an optimizer that cannot.
- */
-static int spec_of_int8(const struct spec *spec, struct spec **ret_spec, struct shd_err *e)
+/* The spec, as `change` has it. Errors: those of spec_parse(), where it cannot be so. */
+static int spec_with(const struct spec *spec, void (*change)(json_t *root, void *ctx), void *ctx,
+                     struct spec **ret_spec, struct shd_err *e)
 {
     char *json;
-    if (spec->int8)
-        return err_set(e, SHD_EINVAL, "moments are in 8 bits already");
     int r = spec_dump(spec, &json, e);
     if (r != SHD_OK)
         return r;
     json_t *root = json_loads(json, 0, NULL);
     free(json);
-    json_object_set_new(json_object_get(root, "optimizer"), "moments", json_string("int8"));
+    change(root, ctx);
     char *text = json_dumps(root, JSON_COMPACT);
     json_decref(root);
     r = text != NULL ? spec_parse(text, strlen(text), ret_spec, e)
                      : err_set(e, SHD_ENOMEM, "no memory for a spec");
     free(text);
     return r;
+}
+
+static void change_moments(json_t *root, void *ctx)
+{
+    (void)ctx;
+    json_object_set_new(json_object_get(root, "optimizer"), "moments", json_string("int8"));
+}
+
+/* Of a unit as it is written, with all its tiles. */
+static uint64_t written_bytes(const struct spec *spec, const char *name)
+{
+    const size_t length = strlen(name);
+    uint64_t bytes = 0;
+    for (uint32_t u = 0; u < spec->unit_count; u++) {
+        const char *of = spec->units[u].name;
+        const bool tile = spec->units[u].tiles > 0 && strncmp(of, name, length) == 0 &&
+                          of[length] == '/' && strchr(of + length + 1, '/') == NULL;
+        if (tile || strcmp(of, name) == 0)
+            bytes += plan_unit_param_bytes(spec, u);
+    }
+    return bytes;
+}
+
+struct cutting {
+    const struct spec *spec;
+    uint64_t most;  /* bytes of a tile */
+    uint64_t tiles; /* of the unit that is cut most */
+};
+
+static void change_tiles(json_t *root, void *ctx)
+{
+    struct cutting *c = ctx;
+    json_t *units = json_object_get(root, "units"), *unit;
+    size_t i;
+    c->tiles = 0;
+    json_array_foreach(units, i, unit)
+    {
+        const uint64_t bytes = written_bytes(c->spec,
+                                             json_string_value(json_object_get(unit, "name")));
+        const uint64_t tiles = bytes / c->most + (bytes % c->most != 0);
+        if (tiles > 1)
+            json_object_set_new(unit, "tiles", json_integer((json_int_t)tiles));
+        c->tiles = tiles > c->tiles ? tiles : c->tiles;
+    }
 }
 
 static void say_else(const struct plan_ask *ask, const char *text, const struct answer *a,
@@ -159,7 +201,7 @@ static void else_int8(const struct spec *spec, const struct plan_ask *ask, const
 {
     struct spec *other;
     struct answer a;
-    if (spec_of_int8(spec, &other, NULL) != SHD_OK)
+    if (spec->int8 || spec_with(spec, change_moments, NULL, &other, NULL) != SHD_OK)
         return;
     if (try_question(other, ask, q, &a, NULL) == SHD_OK)
         say_else(ask, "moments in 8 bits (\"moments\": \"int8\" of the spec's optimizer)", &a, out);
@@ -198,9 +240,45 @@ static void else_offload(const struct spec *spec, const struct plan_ask *ask,
                 text_size(files.total_file_bytes, on_files));
 }
 
+/* Of the unit that needs most by itself. */
+static uint32_t largest_unit(const struct spec *spec)
+{
+    uint32_t largest = 0;
+    for (uint32_t u = 1; u < spec->unit_count; u++)
+        if (plan_unit_param_bytes(spec, u) > plan_unit_param_bytes(spec, largest))
+            largest = u;
+    return largest;
+}
+
+/* The fewest tiles, by powers of two, with which it fits; else as many as the units can be cut to,
+ * as long as that makes a difference. */
+static void else_tiles(const struct spec *spec, const struct plan_ask *ask,
+                       const struct question *q, uint64_t need_bytes, FILE *out)
+{
+    struct cutting c = { .spec = spec, .most = plan_unit_param_bytes(spec, largest_unit(spec)) };
+    struct answer best = { .need_bytes = need_bytes };
+    char text[100] = "", tile[TEXT_BYTES];
+    while (!best.fits && c.most > 1) {
+        struct spec *other;
+        struct answer a;
+        c.most = (c.most + 1) / 2;
+        if (spec_with(spec, change_tiles, &c, &other, NULL) != SHD_OK)
+            break;
+        const int r = try_question(other, ask, q, &a, NULL);
+        spec_free(other);
+        if (r != SHD_OK || a.need_bytes >= best.need_bytes)
+            break;
+        best = a;
+        snprintf(text, sizeof text, "units cut into tiles (\"tiles\", %" PRIu64 " at most, of %s)",
+                 c.tiles, text_size(c.most, tile));
+    }
+    if (text[0] != '\0')
+        say_else(ask, text, &best, out);
+}
+
 /* Each by itself, of the last question. */
 static void say_what_else(const struct spec *spec, const struct plan_ask *ask,
-                          const struct question *q, FILE *out)
+                          const struct question *q, const struct answer *last, FILE *out)
 {
     if (out == NULL)
         return;
@@ -208,6 +286,7 @@ static void say_what_else(const struct spec *spec, const struct plan_ask *ask,
     else_offload(spec, ask, q, out);
     else_int8(spec, ask, q, out);
     else_on_files(spec, ask, q, out);
+    else_tiles(spec, ask, q, last->need_bytes, out);
     fprintf(out, "\n");
 }
 
@@ -245,16 +324,6 @@ static int enough_daemons(const struct spec *spec, const struct plan_ask *ask,
         high = fits ? middle - 1 : high;
     }
     return SHD_OK;
-}
-
-/* Of the unit that needs most by itself. */
-static uint32_t largest_unit(const struct spec *spec)
-{
-    uint32_t largest = 0;
-    for (uint32_t u = 1; u < spec->unit_count; u++)
-        if (plan_unit_param_bytes(spec, u) > plan_unit_param_bytes(spec, largest))
-            largest = u;
-    return largest;
 }
 
 static int refuse(const struct spec *spec, const struct plan_ask *ask, const struct answer *last,
@@ -318,7 +387,7 @@ int plan_auto(const struct spec *spec, struct plan_ask *ask, FILE *out, json_t *
             break;
     }
     if (r == SHD_OK && !a.fits) {
-        say_what_else(spec, ask, &questions[i - 1], out);
+        say_what_else(spec, ask, &questions[i - 1], &a, out);
         r = refuse(spec, ask, &a, e);
     }
     if (r != SHD_OK) {

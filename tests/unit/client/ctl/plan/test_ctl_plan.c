@@ -424,6 +424,11 @@ TEST(auto_says_what_else_would_do)
                 "  yes  the owners in host memory (--offload)?\n"
                 "       worker 2.0 MiB + owner 0 B + contexts 544 MiB = 546 MiB\n"
                 "       there they take ");
+    expect_plan(EXAMPLE " --auto --device host --device-memory 24.5MiB --workers 2", 1,
+                "  yes  units cut into tiles (\"tiles\", 2 at most, of 512 KiB)?\n"
+                "       worker 1.0 MiB + owner 22.0 MiB = 23.0 MiB\n");
+    expect_plan(EXAMPLE " --auto --device host --device-memory 10MiB --workers 2 --daemons 8", 1,
+                "  no   units cut into tiles (\"tiles\", ");
     expect_plan(EXAMPLE " --auto --device host --device-memory 22MiB --workers 2 --json", 1,
                 "is too small");
     EXPECT(strstr(output, "what else") == NULL);
