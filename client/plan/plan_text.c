@@ -54,7 +54,7 @@ static int read_unit(const struct reading *r, const struct node *n)
 /* The units are the model's, by name: their indices are what operations say. */
 static int read_model(const struct reading *r, const struct node *root)
 {
-    static const char *const known[] = { "name",          "parameters", "publish",
+    static const char *const known[] = { "name",          "parameters", "publish", "codec",
                                          "micro_batches", "accumulate", "units" };
     const struct node n = node_field(root, "model"), units = node_field(&n, "units");
     uint32_t count = 0;
