@@ -522,6 +522,11 @@ static const char *spec_dtype(enum shd_dtype dtype)
     return dtype == SHD_BF16 ? "bf16" : dtype == SHD_F16 ? "f16" : "f32";
 }
 
+static bool is_codec(const char *name)
+{
+    return name != NULL && strcmp(name, "none") != 0;
+}
+
 char *gpt_spec_json(const struct gpt_shape *shape, const struct gpt_spec *spec)
 {
     /* "o" takes the reference over, also of NULL, which makes json_pack() fail. */
@@ -540,9 +545,9 @@ char *gpt_spec_json(const struct gpt_shape *shape, const struct gpt_spec *spec)
         json_decref(root);
         return NULL;
     }
-    if ((strcmp(spec->codec, "none") != 0 &&
+    if ((is_codec(spec->codec) &&
          json_object_set_new(root, "codec", json_string(spec->codec)) != 0) ||
-        (strcmp(spec->grad_codec, "none") != 0 &&
+        (is_codec(spec->grad_codec) &&
          json_object_set_new(root, "grad_codec", json_string(spec->grad_codec)) != 0)) {
         json_decref(root);
         return NULL;

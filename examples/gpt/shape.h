@@ -163,10 +163,10 @@ struct gpt_spec {
     uint32_t micro_batches, accumulate;
     uint64_t verify_every;              /* 0: never */
     enum shd_dtype publish, grad_dtype; /* 0: fp32 */
-    const char *codec;                  /* of what is published: "none", "int8", "fp8", "int4" */
-    const char *grad_codec;             /* of gradients: "none" or "int8" */
-    double weight_decay;                /* of matrices; biases and norms have none */
-    double ema;                         /* of parameters, its decay; 0: none */
+    const char *codec;      /* of what is published: "none" or NULL, "int8", "fp8", "int4" */
+    const char *grad_codec; /* of gradients: likewise, or "int8" */
+    double weight_decay;    /* of matrices; biases and norms have none */
+    double ema;             /* of parameters, its decay; 0: none */
 };
 
 /* The model spec of shd_model_open(), as JSON; free() it. NULL: no memory. */
