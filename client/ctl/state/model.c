@@ -98,7 +98,8 @@ static int check_ask(const struct ask *ask, struct shd_err *e)
     if (ask->weights != NULL && ask->path != NULL)
         return err_set(e, SHD_EINVAL, "a checkpoint or --weights: one of them");
     if (ask->weights != NULL && ask->spec == NULL)
-        return err_set(e, SHD_EINVAL, "--weights needs --spec: they have no spec of their own");
+        return err_set(e, SHD_EINVAL,
+                       "--weights and --spec go together: weights have no spec of their own");
     return SHD_OK;
 }
 
