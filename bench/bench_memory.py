@@ -38,6 +38,9 @@ ROWS = (  # name, daemons, flags of `shardctl plan`, of shd-gpt, of `shardctl up
     ("bf16", 2, [], ["--precision", "bf16"], []),
     ("int8", 2, [], ["--moments", "int8"], []),
     ("file", 2, ["--state", "file"], [], ["--state", "file:"]),
+    ("tiles", 2, ["--prefetch", "none", "--forward-prefetch", "0", "--max-live-units", "1"],
+     ["--tiles", "4", "--prefetch", "none", "--forward-prefetch", "0", "--max-live-units", "1"], []),
+    ("codec", 2, [], ["--precision", "bf16", "--codec", "int8", "--grad-codec", "int8"], []),
     ("accumulate", 2, [], ["--micro-batches", "4", "--accumulate", "local:2"], []),
 )  # fmt: skip
 WORLD = 2

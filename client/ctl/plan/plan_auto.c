@@ -199,7 +199,7 @@ static void say_else(const struct plan_ask *ask, const char *text, const struct 
 static void else_int8(const struct spec *spec, const struct plan_ask *ask, const struct question *q,
                       FILE *out)
 {
-    struct spec *other;
+    struct spec *other = NULL;
     struct answer a;
     if (spec->int8 || spec_with(spec, change_moments, NULL, &other, NULL) != SHD_OK)
         return;
@@ -259,7 +259,7 @@ static void else_tiles(const struct spec *spec, const struct plan_ask *ask,
     struct answer best = { .need_bytes = need_bytes };
     char text[100] = "", tile[TEXT_BYTES];
     while (!best.fits && c.most > 1) {
-        struct spec *other;
+        struct spec *other = NULL;
         struct answer a;
         c.most = (c.most + 1) / 2;
         if (spec_with(spec, change_tiles, &c, &other, NULL) != SHD_OK)
