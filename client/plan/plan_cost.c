@@ -209,6 +209,7 @@ uint32_t plan_slots(const struct spec *spec, const struct plan_policy *policy,
                     const struct plan *plan)
 {
     const enum shd_dtype dtype = policy->grad_dtype != 0 ? policy->grad_dtype : spec->grad_dtype;
-    const bool staged = spec->accumulate > 1 || dtype != SHD_F32;
+    const bool coded = spec->codec != CODEC_NONE || spec->grad_codec != CODEC_NONE;
+    const bool staged = spec->accumulate > 1 || dtype != SHD_F32 || coded;
     return plan_slots_for(spec, staged, plan->cost.live_grads_max);
 }
