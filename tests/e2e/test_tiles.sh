@@ -90,6 +90,7 @@ PYTHON
 two=$(echo "$model" | sed 's/--tiles 4/--tiles 2/')
 # shellcheck disable=SC2086
 "$bin/shd-gpt" $two --print-spec >"$work/two.json"
+# shellcheck disable=SC2016,SC2086 # the inner shell's; options are words
 "$bin/shardctl" run --daemons 1 --workers 1 -- sh -c '
     set -e
     "$0/shardctl" restore --weights "$1"/step-* --spec "$2"
@@ -100,6 +101,7 @@ awk '/^step 3\/6/ { exit !($4 < 5) }' "$work/out" || fail "it did not go on from
 
 # The whole state goes on in other tiles, at its step.
 more=$(echo "$two" | sed 's/--steps 6/--steps 8/')
+# shellcheck disable=SC2016,SC2086
 "$bin/shardctl" run --daemons 2 --workers 1 -- sh -c '
     set -e
     "$0/shardctl" restore "$1" --spec "$2"
