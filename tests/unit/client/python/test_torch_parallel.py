@@ -730,8 +730,10 @@ class Torchrun(unittest.TestCase):
         whole_run = self.answers(self.forks(4, '--name', 'torchrun-none'))
         digest, = set(sum(map(self.digests, whole_run), []))
         out, killed = os.path.join(DAEMONS.directory, 'torchrun'), []
-        command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', '--max-restarts',
-                   '3', EXAMPLE, *self.FLAGS, '--text', self.text, '--name', 'torchrun', '--group', '1', '--groups', '2']
+        # Else ranks look for each other by the host's name, which need not be one that resolves.
+        command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--local-addr', '127.0.0.1',
+                   '--nproc-per-node', '2', '--max-restarts', '3', EXAMPLE, *self.FLAGS, '--text', self.text,
+                   '--name', 'torchrun', '--group', '1', '--groups', '2']
         with open(out, 'w', encoding='utf-8') as file:
             launcher = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={
                 **os.environ, 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'})
