@@ -843,7 +843,8 @@ class Torchrun(unittest.TestCase):
         with open(out, 'w', encoding='utf-8') as file:
             # Without the first: PyTorch 2.15 finds the dead workers' addresses in its store.
             launcher = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT,
-                                        env={**os.environ, 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'})
+                                        env={**os.environ, 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1',
+                                             'TMPDIR': DAEMONS.directory})  # for its logs, which it leaves
         try:
             end = time.monotonic() + torch_run.LIMIT_S
             while launcher.poll() is None:

@@ -736,7 +736,8 @@ class Torchrun(unittest.TestCase):
                    '--name', 'torchrun', '--group', '1', '--groups', '2']
         with open(out, 'w', encoding='utf-8') as file:
             launcher = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={
-                **os.environ, 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'})
+                **os.environ, 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1',
+                'TMPDIR': DAEMONS.directory})  # for its logs, which it leaves
 
         def said():
             with open(out, encoding='utf-8') as file:
