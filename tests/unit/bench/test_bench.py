@@ -100,7 +100,7 @@ class Arrangements(unittest.TestCase):
     def test_memory_and_bytes_are_as_planned(self):
         rows = 'one,shared,zero3,bound,bf16,int8,file,tiles,codec,accumulate'
         done = subprocess.run([sys.executable, os.path.join(ROOT, 'bench', 'bench_memory.py'), '--bin', os.path.join(BUILD, 'bin'),
-                               '--json', '--rounds', '1', '--steps', '80', '--rows', rows, '--', '--layers', '2', '--dim', '64',
+                               '--json', '--rounds', '1', '--steps', '240', '--rows', rows, '--', '--layers', '2', '--dim', '64',
                                '--heads', '2', '--seq', '32'], capture_output=True, text=True, timeout=300 * PACE, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         found = read_figures(done.stdout)
