@@ -298,11 +298,17 @@ static void close_end(struct bulk *bulk, bool gently)
     bulk->end = NULL;
 }
 
+void bulk_end(struct bulk *bulk)
+{
+    if (bulk != NULL)
+        close_end(bulk, /* gently= */ bulk->failed.code == SHD_OK);
+}
+
 void bulk_close(struct bulk *bulk)
 {
     if (bulk == NULL)
         return;
-    close_end(bulk, /* gently= */ bulk->failed.code == SHD_OK);
+    bulk_end(bulk);
     if (bulk->tls != NULL && bulk->failed.code == SHD_OK)
         SSL_shutdown(bulk->tls); /* what it says, if there is room at once */
     SSL_free(bulk->tls);

@@ -77,7 +77,10 @@ int bulk_dial(const struct bulk_keys *keys, const char *name, uint64_t timeout_n
  * SHD_EAUTH it has no key of the cluster; SHD_EPROTO it speaks something else; as above. */
 int bulk_accept(const struct bulk_keys *keys, int fd, uint64_t timeout_ns, struct bulk **ret_bulk,
                 struct shd_err *e);
-void bulk_close(struct bulk *bulk); /* NULL is a no-op */
+/* Payloads come to an end: no memory that a hook has given is read or written any more. Before that
+ * memory goes; NULL is a no-op. Frames are neither sent nor received behind it. */
+void bulk_end(struct bulk *bulk);
+void bulk_close(struct bulk *bulk); /* ends it, too; NULL is a no-op */
 
 /* The name of the host at the other end: proven. */
 const char *bulk_peer(const struct bulk *bulk);

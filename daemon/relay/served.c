@@ -408,6 +408,7 @@ static void end_served(struct served *s)
 {
     if (s == NULL)
         return;
+    bulk_end(s->bulk); /* a payload may be under way into a segment */
     attach_close(&s->daemon);
     for (uint32_t i = 0; i < SEGMENTS_MAX; i++) {
         if (s->segments[i].segment.fd >= 0)

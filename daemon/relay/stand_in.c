@@ -52,10 +52,10 @@ static void stand_in_free(struct stand_in *s)
 {
     if (s == NULL)
         return;
-    copies_free(&s->copies);
     if (s->bulk != NULL)
         traffic_count(s->peer, TRAFFIC_SESSIONS, -1);
-    bulk_close(s->bulk);
+    bulk_close(s->bulk); /* a payload may be under way into a copy */
+    copies_free(&s->copies);
     zconn_close(&s->z);
     if (s->side_fd >= 0)
         close(s->side_fd);

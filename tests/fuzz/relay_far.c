@@ -231,6 +231,11 @@ int bulk_accept(const struct bulk_keys *keys, int fd, uint64_t timeout_ns, struc
     return SHD_OK;
 }
 
+void bulk_end(struct bulk *bulk)
+{
+    (void)bulk; /* which takes no payload beside bulk_receive() */
+}
+
 void bulk_close(struct bulk *bulk)
 {
     free(bulk);

@@ -294,6 +294,46 @@ static void *flood_main(void *arg)
     return NULL;
 }
 
+static void *flood_until_refused(void *arg)
+{
+    struct flood *f = arg;
+    const struct bulk_head head = { .type = 5, .bytes = MEMORY_BYTES };
+    static uint8_t data[MEMORY_BYTES];
+    memset(data, 0x5a, sizeof data);
+    while (f->status == SHD_OK)
+        f->status = bulk_send(f->bulk, &head, data, &f->e);
+    return NULL;
+}
+
+static bool is_all(const uint8_t *memory, uint8_t byte)
+{
+    return memory[0] == byte && memcmp(memory, memory + 1, MEMORY_BYTES - 1) == 0;
+}
+
+TEST_OF_BOTH(memory_may_go_once_payloads_have_ended)
+{
+    struct pair p;
+    struct shd_err e = { 0 };
+    pthread_t thread;
+    pair_open(&p, way);
+    struct flood f = { .bulk = p.b };
+    EXPECT(pthread_create(&thread, NULL, flood_until_refused, &f) == 0);
+    const uint64_t end = test_now_ms() + TEST_HANG_MS;
+    while (((const volatile uint8_t *)p.at_a.memory)[0] == 0) {
+        EXPECT(bulk_receive(p.a, &e) >= SHD_OK);
+        EXPECT(test_now_ms() < end);
+    }
+    bulk_end(p.a);
+    memset(p.at_a.memory, 1, MEMORY_BYTES);
+    bulk_close(p.a);
+    p.a = NULL;
+    EXPECT(is_all(p.at_a.memory, 1));
+    pthread_join(thread, NULL);
+    EXPECT(f.status < SHD_OK);
+    EXPECT(is_all(p.at_a.memory, 1));
+    pair_close(&p);
+}
+
 /* a's socket, which bulk_fd() is not by UCX. */
 static int fd_of_a(void)
 {

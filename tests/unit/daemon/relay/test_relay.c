@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -14,6 +15,7 @@
 #include <openssl/ssl.h>
 
 #include "daemon/relay/bulk.h"
+#include "daemon/relay/bulk_ucx.h"
 #include "daemon/relay/frames.h"
 #include "daemon/relay/relay.h"
 #include "daemon/relay/strangers.h"
@@ -35,6 +37,7 @@ struct far {
     struct fixture f;
     pid_t relay;
     bool files;   /* before the start */
+    bool ucx;     /* before the start: payloads go by it */
     bool lingers; /* before the start: it goes on for a while after its end */
     char file[300];
     struct bulk_keys *keys; /* of host b */
@@ -79,7 +82,8 @@ static void far_start_beside(struct far *far, int daemons)
     struct cluster cluster = { 0 };
     struct shd_err e = { 0 };
     char address[LISTEN_NAME_BYTES];
-    *far = (struct far){ .files = far->files, .lingers = far->lingers };
+    *far = (struct far){ .files = far->files, .ucx = far->ucx, .lingers = far->lingers };
+    cluster.bulk = far->ucx ? CLUSTER_UCX : CLUSTER_TCP;
     signal(SIGPIPE, SIG_IGN);
     fixture_start(&far->f, daemons, NULL);
     snprintf(far->file, sizeof far->file, "%s/keys", far->f.dir);
@@ -375,6 +379,7 @@ TEST(files_of_the_daemons_host_are_for_others_only_where_its_relay_says_so)
 #define STAGE_BYTES   (UINT64_C(4) << 20)
 #define NEWER         20u /* segments: more than a session keeps */
 #define FIRST_SEGMENT 1u  /* what both relays call it */
+#define ENDS          12u
 
 /* What is done in the middle of a payload: this program's SSL_write() is found before OpenSSL's. */
 static struct {
@@ -529,6 +534,63 @@ TEST(a_segment_stays_mapped_while_bytes_come_into_it_however_many_come_after)
     free(payload);
     bulk_close(bulk);
     fake_end(&far);
+    far_stop(&far);
+}
+
+/* In a process of its own: what has loaded it forks no relay. */
+static void need_ucx(void)
+{
+    struct shd_err e = { 0 };
+    int status;
+    const pid_t pid = test_fork();
+    if (pid == 0)
+        _exit(ucx_path.load(&e) == SHD_OK ? 0 : 1);
+    EXPECT(waitpid(pid, &status, 0) == pid);
+    if (status != 0)
+        SKIP("libucp cannot be loaded here");
+}
+
+struct sender { /* a thread that sends payloads into a segment until nobody takes them */
+    struct bulk *bulk;
+    const uint8_t *payload;
+};
+
+static void *send_on(void *arg)
+{
+    const struct sender *s = arg;
+    const struct bulk_head bytes = { .type = FRAME_BYTES,
+                                     .id = FIRST_SEGMENT,
+                                     .bytes = STAGE_BYTES };
+    while (tell(s->bulk, bytes, s->payload) == SHD_OK)
+        continue;
+    return NULL;
+}
+
+TEST(a_relay_lives_on_where_a_daemon_ends_as_payloads_come_by_ucx)
+{
+    static const struct wire_reply created = { .type = WIRE_CREATED,
+                                               .created = { .what = WIRE_CREATED_YOURS } };
+    struct far far = { .ucx = true };
+    uint8_t *payload = malloc(STAGE_BYTES);
+    memset(payload, 0x5a, STAGE_BYTES);
+    need_ucx();
+    far_start_beside(&far, 0);
+    for (uint32_t i = 0; i < ENDS; i++) {
+        pthread_t thread;
+        fake_listen(&far);
+        struct sender sender = { dial(&far), payload };
+        EXPECT_EQ(open_session(sender.bulk, "cpu0", FRAME_OPEN_SESSION), SHD_OK);
+        fake_let_in();
+        EXPECT_EQ(listen_for(sender.bulk, 1), SHD_OK);
+        fake_stage(created, STAGE_BYTES);
+        EXPECT_EQ(listen_for(sender.bulk, 3), SHD_OK); /* SEGMENT, and the reply */
+        EXPECT(pthread_create(&thread, NULL, send_on, &sender) == 0);
+        EXPECT_SOON(has_byte(0));
+        fake_end(&far);
+        pthread_join(thread, NULL);
+        bulk_close(sender.bulk);
+    }
+    free(payload);
     far_stop(&far);
 }
 
