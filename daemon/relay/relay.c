@@ -71,7 +71,10 @@ static int open_unix(struct doors *doors, const char *dir, const struct route *r
                  side ? "sock" : "zmq") >= (int)sizeof door->path)
         return err_set(e, SHD_ERANGE, "'%.60s...' is too long for a socket's path", dir);
     snprintf(door->device, sizeof door->device, "%s", route->device);
-    const int r = listen_at(door, e);
+    int r;
+    do { /* who clears the directory may have removed what it was not to see yet */
+        r = listen_at(door, e);
+    } while (r == SHD_ENOENT);
     doors->count += r == SHD_OK;
     return r;
 }
@@ -102,8 +105,8 @@ static int open_tcp(struct doors *doors, const struct relay *relay, struct shd_e
     return r;
 }
 
-/* `shardctl up` clears a runtime directory of the sockets of whatever is not a daemon: they are
- * made anew. */
+/* Somebody may clear a runtime directory of the sockets of whatever is not a daemon, as `shardctl
+ * up` of an older version does: they are made anew. */
 static void look_after_doors(struct doors *doors)
 {
     for (uint32_t i = 0; i < doors->count; i++) {

@@ -88,8 +88,8 @@ int side_listen(const char *path, int *ret_fd, struct shd_err *e)
         r = err_sys(e, errno == EADDRINUSE ? SHD_EEXIST : SHD_EIO, "bind '%s'", path);
         goto out;
     }
-    if (chmod(path, 0660) < 0 || listen(fd, BACKLOG) < 0) {
-        r = err_sys(e, SHD_EIO, "listen on '%s'", path);
+    if (listen(fd, BACKLOG) < 0 || chmod(path, 0660) < 0) {
+        r = err_sys(e, errno == ENOENT ? SHD_ENOENT : SHD_EIO, "listen on '%s'", path);
         unlink(path);
         goto out;
     }

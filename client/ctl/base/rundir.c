@@ -20,6 +20,7 @@
 #include "proto/base/check.h"
 #include "proto/base/dir.h"
 #include "proto/files/replicas.h"
+#include "proto/share/listen.h"
 
 #define RUNDIR_UNLOCKED_S 60 /* without a lock file: younger is being made, older was left */
 #define RUNDIR_ATTEMPTS   8
@@ -255,6 +256,7 @@ void rundir_note(const struct rundir *dir, const char *address)
 #define LOCK_FILE   "up.lock"
 #define SOCK_SUFFIX ".sock"
 #define GONE_TRIES  100 /* of 20 ms: a killed keeper's daemons may take a moment to be gone */
+#define HEARD_TRIES 5
 
 int updir_path(const char *wanted, char path[RUNDIR_PATH_BYTES], struct shd_err *e)
 {
@@ -392,6 +394,21 @@ static bool device_gone(const char *dir, const char *device)
     return false;
 }
 
+/* A daemon that is being ended lets go of its lock a moment before its socket; who listens on
+ * stands in for another host's daemon (`shardd --relay`). */
+static bool somebody_listens(const char *dir, const char *socket)
+{
+    char path[PATH_MAX];
+    if (!join(path, dir, socket))
+        return false;
+    for (int i = 0; i < HEARD_TRIES; i++) {
+        if (!listen_is_bound(path))
+            return false;
+        nanosleep(&(struct timespec){ .tv_nsec = 20 * 1000 * 1000 }, NULL);
+    }
+    return true;
+}
+
 /* Remove the files of a daemon that is gone: all (DEVICE.*) in a directory that was made for us,
  * elsewhere its sockets. There its lock file stays: a daemon that starts under another manager may
  * have opened it. */
@@ -422,13 +439,15 @@ static int clear_sockets(const struct updir *up, struct shd_err *e)
         if (rc != SHD_OK || bytes <= suffix || strcmp(name + bytes - suffix, SOCK_SUFFIX) != 0)
             continue;
         snprintf(device, sizeof(device), "%.*s", (int)(bytes - suffix), name);
-        if (device_gone(up->path, device))
-            remove_device(up, device);
-        else
-            rc = err_set(e, SHD_EBUSY,
-                         "a daemon for '%s' runs at '%s', not started by `shardctl up`: use "
-                         "another --runtime-dir",
-                         device, up->path);
+        if (device_gone(up->path, device)) {
+            if (!somebody_listens(up->path, name))
+                remove_device(up, device);
+            continue;
+        }
+        rc = err_set(e, SHD_EBUSY,
+                     "a daemon for '%s' runs at '%s', not started by `shardctl up`: use "
+                     "another --runtime-dir",
+                     device, up->path);
     }
     return rc;
 }

@@ -65,8 +65,8 @@ int rundir_remove(struct rundir *dir, struct shd_err *e);
  * owner's pid, so that it is never stale, and drops the lock with the process. The file's text is
  * only for messages.
  *
- * A keeper that was killed leaves its files. The next updir_take() removes the sockets, since the
- * address of a directory means all *.sock in it.
+ * A keeper that was killed leaves its files. The next updir_take() removes the sockets that nobody
+ * listens at, since the address of a directory means all *.sock in it.
  */
 #define UPDIR_LOG     "up.log"
 #define UPDIR_LOG_OLD UPDIR_LOG SAY_LOG_OLD

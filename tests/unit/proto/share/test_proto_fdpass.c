@@ -5,6 +5,7 @@
 #include <grp.h>
 #include <limits.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -144,6 +145,38 @@ TEST(stale_socket_is_replaced)
     EXPECT_OK(side_connect(p.path, &fd, &e), &e);
     close(fd);
     close(listener);
+    place_free(&p);
+}
+
+struct remover {
+    const char *path;
+    _Atomic bool stop;
+};
+
+static void *remove_on(void *arg)
+{
+    struct remover *r = arg;
+    while (!r->stop)
+        unlink(r->path);
+    return NULL;
+}
+
+TEST(what_is_removed_as_soon_as_it_is_there_is_said_to_be_so)
+{
+    struct place p = place_new();
+    struct remover remover = { .path = p.path };
+    pthread_t thread;
+    EXPECT(pthread_create(&thread, NULL, remove_on, &remover) == 0);
+    for (uint32_t i = 0; i < 2000; i++) {
+        struct shd_err e = { 0 };
+        int listener;
+        const int r = side_listen(p.path, &listener, &e);
+        EXPECT(r == SHD_OK || r == SHD_ENOENT);
+        if (r == SHD_OK)
+            close(listener);
+    }
+    remover.stop = true;
+    pthread_join(thread, NULL);
     place_free(&p);
 }
 

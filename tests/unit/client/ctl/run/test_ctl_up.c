@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include "proto/base/check.h"
+#include "proto/share/fdpass.h"
 #include "tests/lib/ctl_run.h"
 
 static char dir[128], address[192]; /* where `up` works, and what it prints */
@@ -402,6 +403,32 @@ TEST(daemon_of_someone_else_in_the_directory_is_spared)
     down();
     snprintf(path, sizeof(path), "cd '%s' && rm *.lock up.log && rmdir ../up", dir);
     EXPECT_EQ(system(path), 0); /* lock files stay in a directory that was there before */
+    expect_clean();
+}
+
+TEST(who_stands_in_for_another_hosts_daemon_keeps_its_socket)
+{
+    char path[400];
+    struct shd_err e = { 0 };
+    struct stat before, after;
+    int door;
+    start();
+    unsetenv("SHARDD_BIN");
+    CHECK(mkdir(dir, 0700) == 0);
+    snprintf(path, sizeof(path), "%s/cpu7.sock", dir);
+    EXPECT_OK(side_listen(path, &door, &e), &e);
+    CHECK(stat(path, &before) == 0);
+    ctl(ARGS("up", "-d", dir));
+    EXPECT_EQ(run.code, 0);
+    EXPECT(stat(path, &after) == 0 && after.st_ino == before.st_ino);
+    down();
+    close(door);
+    ctl(ARGS("up", "-d", dir)); /* nobody listens any more */
+    EXPECT_EQ(run.code, 0);
+    EXPECT(access(path, F_OK) < 0);
+    down();
+    snprintf(path, sizeof(path), "rm -r '%s'", dir);
+    EXPECT_EQ(system(path), 0);
     expect_clean();
 }
 
