@@ -13,7 +13,7 @@ function ends_test(    i, from) {
         print "    and " told - SHOWN_MAX " more such lines"
     name = ""
 }
-BEGIN { SHOWN_MAX = 6; LAST_SHOWN = 4; COLUMNS_MAX = 240 }
+BEGIN { SHOWN_MAX = 6; LAST_SHOWN = 4; COLUMNS_MAX = 400 }
 /^ *[0-9]+\/[0-9]+ Test +#[0-9]+: / || /^ +Start +[0-9]+: / || /^[0-9]+% tests passed/ {
     ends_test()
     if ($0 ~ /\*\*\*/ && $0 !~ /\*\*\*Skipped/ && $0 !~ /^ +Start/) {

@@ -13,8 +13,21 @@ steps=${steps:-80}
 model_words="--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1
              --sample 0 --eval-every 0 --log-every 1"
 
+last_of() { tail -qn 1 "$@" 2>/dev/null | tail -n 1; }
+
+# What is known of each host and worker is a line that scripts/test.sh shows, too.
 fail() {
+    local host rank how
     echo "  FAILED: $*"
+    for host in "${!relays[@]}"; do
+        how=lives
+        ! is_gone "${relays[$host]}" || how="is gone"
+        echo "  FAILED: relay of $host $how: '$(last_of "$work"/*_"${host,,}.log")'; keeper: '$(last_of "$work/$host/up.log")';" \
+            "$(cd "$work/$host" && echo *.sock)"
+    done
+    for rank in "${!workers[@]}"; do
+        is_gone "${workers[$rank]}" || echo "  FAILED: worker $rank waits: '$(last_of "$work/err")'"
+    done
     tail -n 5 "$work"/*.log "$work"/out "$work"/err 2>/dev/null | sed 's/^/    /'
     exit 1
 }
