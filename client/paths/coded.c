@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "client/paths/kern_run.h"
 #include "client/paths/map.h"
 #include "kernels/cpu/decode.h"
 #include "kernels/fill.h"
@@ -50,11 +51,23 @@ static uint64_t key_of(uint64_t key, uint64_t block)
     return (uint64_t)words[1] << 32 | words[0];
 }
 
-struct kern_noise coded_noise(const struct shd_model *m, uint32_t unit, uint32_t group,
-                              uint64_t first_elem)
+int coded_write(struct shd_model *m, uint32_t slot, uint32_t unit, struct slice slice,
+                const float *grad, void *to, struct shd_err *e)
 {
+    static const uint64_t first = 0;
     const uint64_t of_step = key_of(m->spec->seed, m->step);
-    return (struct kern_noise){ key_of(of_step, (uint64_t)unit << 32 | group), first_elem };
+    const uint64_t key = key_of(of_step, (uint64_t)unit << 32 | m->slots[slot].group);
+    const struct kern_noise noise = { key, slice.first_elem };
+    const struct kern_encode encode = { .in = grad + slice.first_elem,
+                                        .out = to,
+                                        .codec = CODEC_INT8,
+                                        .elems = slice.elems,
+                                        .first_of = &first,
+                                        .bytes_of = &first,
+                                        .slices = 1,
+                                        .noise = &noise };
+    m->session->bytes_copied += codec_bytes(CODEC_INT8, slice.elems);
+    return kern_run_op(m->session->kern, &(struct kern_op){ KERN_ENCODE, { .encode = encode } }, e);
 }
 
 uint64_t coded_bytes(const struct shd_model *m, uint64_t elems)

@@ -373,29 +373,16 @@ static float *local_slot_array(const struct shd_model *m, uint32_t slot, uint32_
 static int local_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
                            enum shd_dtype dtype, struct shd_err *e)
 {
-    static const uint64_t first = 0;
     const struct kern_cast cast = {
         .out = local_slot_array(m, slot, unit),
         .out_dtype = dtype,
         .in = grad,
         .elems = m->spec->units[unit].elems,
     };
-    const struct kern_noise noise = coded_noise(m, unit, m->slots[slot].group, 0);
-    const struct kern_encode encode = { .in = grad,
-                                        .out = cast.out,
-                                        .codec = CODEC_INT8,
-                                        .elems = cast.elems,
-                                        .first_of = &first,
-                                        .bytes_of = &first,
-                                        .slices = 1,
-                                        .noise = &noise };
-    const bool coded = spec_unit_grad_codec(m->spec, unit) != CODEC_NONE;
-    struct kern_op op = { KERN_CAST, { .cast = cast } };
-    if (coded)
-        op = (struct kern_op){ KERN_ENCODE, { .encode = encode } };
-    m->session->bytes_copied += coded ? codec_bytes(CODEC_INT8, cast.elems)
-                                      : cast.elems * dtype_bytes(dtype);
-    return kern_run_op(m->session->kern, &op, e);
+    if (spec_unit_grad_codec(m->spec, unit) != CODEC_NONE)
+        return coded_write(m, slot, unit, (struct slice){ 0, cast.elems }, grad, cast.out, e);
+    m->session->bytes_copied += cast.elems * dtype_bytes(dtype);
+    return kern_run_op(m->session->kern, &(struct kern_op){ KERN_CAST, { .cast = cast } }, e);
 }
 
 static uint32_t find_sent(const struct shd_model *m, uint32_t group, uint32_t unit)

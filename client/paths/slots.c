@@ -116,31 +116,19 @@ static int fill_slice(struct shd_model *m, const struct map_owner *owner, struct
     return kern_batch_add(batch, gpu != NULL ? gpu : m->session->kern, &op, e);
 }
 
-/* Slice by slice: what it is rounded by is on the stack. */
 static int fill_codes(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
                       struct shd_err *e)
 {
-    static const uint64_t first = 0;
     int r = SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++) {
         const struct map_owner *owner = &m->map->owners[i];
         const struct slice slice = owner->shards->slice[unit];
-        const struct kern_noise noise = coded_noise(m, unit, m->slots[slot].group,
-                                                    slice.first_elem);
-        struct kern_encode encode = { .in = grad + slice.first_elem,
-                                      .codec = CODEC_INT8,
-                                      .elems = slice.elems,
-                                      .first_of = &first,
-                                      .bytes_of = &first,
-                                      .slices = 1,
-                                      .noise = &noise };
+        void *to;
         if (slice.elems == 0)
             continue;
-        r = owner->mover->slice_at(m, owner, slot, unit, SHD_F32, &encode.out, e);
+        r = owner->mover->slice_at(m, owner, slot, unit, SHD_F32, &to, e);
         if (r == SHD_OK)
-            r = kern_run_op(m->session->kern,
-                            &(struct kern_op){ KERN_ENCODE, { .encode = encode } }, e);
-        m->session->bytes_copied += codec_bytes(CODEC_INT8, slice.elems);
+            r = coded_write(m, slot, unit, slice, grad, to, e);
     }
     return r;
 }

@@ -70,8 +70,8 @@ void membership_give_up(struct hub *hub, const struct link *link, uint64_t start
  * where the arbiter cannot be asked. */
 bool membership_news(struct hub *hub);
 
-/* Is the link's host out, or anew in its place, as the view says now? It is read for that, and
- * nobody is let go of. False also without replicas, and where the arbiter cannot be asked. */
+/* Is the link's host out, or anew in its place, by the newest view? It is read for that, if the
+ * arbiter can be asked, and nobody is let go of. False also without replicas. */
 bool membership_lost(struct hub *hub, const struct link *link);
 
 /* -- Judging: pure ------------------------------------------------------------------------------
