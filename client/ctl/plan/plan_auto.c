@@ -151,37 +151,26 @@ static void change_moments(json_t *root, void *ctx)
     json_object_set_new(json_object_get(root, "optimizer"), "moments", json_string("int8"));
 }
 
-/* Of a unit as it is written, with all its tiles. */
-static uint64_t written_bytes(const struct spec *spec, const char *name)
-{
-    const size_t length = strlen(name);
-    uint64_t bytes = 0;
-    for (uint32_t u = 0; u < spec->unit_count; u++) {
-        const char *of = spec->units[u].name;
-        const bool tile = spec->units[u].tiles > 0 && strncmp(of, name, length) == 0 &&
-                          of[length] == '/' && strchr(of + length + 1, '/') == NULL;
-        if (tile || strcmp(of, name) == 0)
-            bytes += plan_unit_param_bytes(spec, u);
-    }
-    return bytes;
-}
-
 struct cutting {
     const struct spec *spec;
     uint64_t most;  /* bytes of a tile */
     uint64_t tiles; /* of the unit that is cut most */
 };
 
+/* The JSON's units are the spec's in their order, those that are cut once. */
 static void change_tiles(json_t *root, void *ctx)
 {
     struct cutting *c = ctx;
     json_t *units = json_object_get(root, "units"), *unit;
+    uint32_t u = 0;
     size_t i;
     c->tiles = 0;
     json_array_foreach(units, i, unit)
     {
-        const uint64_t bytes = written_bytes(c->spec,
-                                             json_string_value(json_object_get(unit, "name")));
+        const uint32_t end = u + (c->spec->units[u].tiles > 0 ? c->spec->units[u].tiles : 1);
+        uint64_t bytes = 0;
+        for (; u < end; u++)
+            bytes += plan_unit_param_bytes(c->spec, u);
         const uint64_t tiles = bytes / c->most + (bytes % c->most != 0);
         if (tiles > 1)
             json_object_set_new(unit, "tiles", json_integer((json_int_t)tiles));
