@@ -197,13 +197,22 @@ static void take_offload(struct peer_config *c, const json_t *value, struct peer
     const json_t *device = json_is_object(value) ? json_object_get(value, "device") : value;
     (void)c;
     if (word_is(device, "nvme"))
-        peer_say(a, PEER_REFUSED, "state on NVMe is not built: cpu daemons hold it in host memory");
+        peer_say(
+            a, PEER_SCRIPT,
+            "start cpu daemons with state on files: `shardctl up --daemons N --state file:DIR`");
     else if (!peer_is_on(device))
         peer_say(a, PEER_OFF, "a daemon of a GPU holds its shard there");
     else
         peer_say(a, PEER_SCRIPT,
                  "start cpu daemons: `shardctl up --daemons N`; for --auto: "
                  "--offload");
+}
+
+static void take_codes(struct peer_config *c, const json_t *value, struct peer_answer *a)
+{
+    (void)c;
+    if (!peer_is_on(value))
+        peer_say(a, PEER_OFF, "as here");
 }
 
 /* -- Precision -------------------------------------------------------------------------------- */
@@ -383,11 +392,10 @@ static const struct peer_knob deepspeed_knobs[] = {
     { Z "ignore_unused_parameters", PEER_SAME, "a unit may take no part in a step", NULL },
     { Z "legacy_stage1", PEER_NEEDLESS, "there is one implementation", NULL },
     { Z "zero_hpz_partition_size", PEER_REFUSED, "one copy, held by the daemons", NULL },
-    { Z "zero_quantized_weights", PEER_REFUSED,
-      "parameters travel in codes where a spec has a codec", NULL },
-    { Z "zero_quantized_nontrainable_weights", PEER_REFUSED, "frozen units are not quantized",
-      NULL },
-    { Z "zero_quantized_gradients", PEER_REFUSED, "gradients are fp32, bf16 or fp16", NULL },
+    { Z "zero_quantized_weights", PEER_SCRIPT, "shard(codec=\"int8\")", take_codes },
+    { Z "zero_quantized_nontrainable_weights", PEER_SCRIPT, "shard(codec=) is of frozen units, too",
+      take_codes },
+    { Z "zero_quantized_gradients", PEER_SCRIPT, "shard(grad_codec=\"int8\")", take_codes },
     { Z "zeropp_loco_param.*", PEER_REFUSED, "gradients are fp32, bf16 or fp16", NULL },
     { Z "mics_shard_size", PEER_REFUSED, "one copy, held by the daemons", NULL },
     { Z "mics_hierarchical_params_gather", PEER_REFUSED, "one copy, held by the daemons", NULL },
@@ -401,7 +409,7 @@ static const struct peer_knob deepspeed_knobs[] = {
     { "zero_allow_untested_optimizer", PEER_NEEDLESS, "an optimizer that is not known is refused",
       NULL },
     { "zero_force_ds_cpu_optimizer", PEER_SAME, "the daemons update", NULL },
-    { "aio.*", PEER_NEEDLESS, "nothing is kept on NVMe", NULL },
+    { "aio.*", PEER_NEEDLESS, "files (`--state file:DIR`) are mapped, and read ahead", NULL },
     { "tensor_parallel.*", PEER_SCRIPT, "shard(mesh=), with PyTorch's parallelize_module()", NULL },
     { "expert_parallel.*", PEER_REFUSED,
       "expert parallelism is not built; idle experts cost "

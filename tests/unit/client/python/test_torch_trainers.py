@@ -298,9 +298,9 @@ class Peers(unittest.TestCase):
         with open(path, 'w', encoding='utf-8') as file:
             json.dump(asked, file)
         self.assertEqual(sd.from_deepspeed(path, world=2, quiet=True), settings)
-        with self.assertRaisesRegex(libshd.NotSupported, 'zero_optimization.offload_param.*NVMe.*; '
+        with self.assertRaisesRegex(libshd.NotSupported, 'zero_optimization.zero_hpz_partition_size.*one copy.*; '
                                     'zero_optimization.stagee=3.*did you mean zero_optimization.stage'):
-            sd.from_deepspeed({'zero_optimization': {'offload_param': {'device': 'nvme'}, 'stagee': 3}})
+            sd.from_deepspeed({'zero_optimization': {'zero_hpz_partition_size': 8, 'stagee': 3}})
         with self.assertRaisesRegex(libshd.Misuse, 'for 4 workers, there is 1'):
             sd.from_deepspeed({**asked, 'gradient_accumulation_steps': 2}, world=1)
         with self.assertWarnsRegex(UserWarning, r'fp16.enabled=true: .*sd.GradScaler\(\) scales losses'):

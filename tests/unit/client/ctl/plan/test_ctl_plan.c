@@ -837,6 +837,12 @@ TEST(deepspeeds_stages_are_strategies_when_asked_for)
         { "{\"train_batch_size\": \"auto\"}", "script    the trainer fills it in" },
         { "{\"communication_data_type\": \"bf16\"}", " --grad-dtype bf16\n" },
         { "{\"zero_optimization\": {\"zero_quantized_weights\": false}}", "off       as here\n" },
+        { "{\"zero_optimization\": {\"zero_quantized_weights\": true}}",
+          "script    shard(codec=\"int8\")\n" },
+        { "{\"zero_optimization\": {\"zero_quantized_gradients\": true}}",
+          "script    shard(grad_codec=\"int8\")\n" },
+        { "{\"zero_optimization\": {\"offload_param\": {\"device\": \"nvme\"}}}",
+          "script    start cpu daemons with state on files" },
     };
     for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
         expect_peer("--deepspeed", rows[i].config, 0, rows[i].flags);
@@ -848,13 +854,11 @@ TEST(knobs_are_refused_by_name_when_they_cannot_be_had)
         const char *config, *text;
     } rows[] = {
         { "{\"zero_optimization\": {\"stage\": 4}}", "must be 0, 1, 2 or 3" },
-        { "{\"zero_optimization\": {\"zero_quantized_weights\": true}}",
-          "zero_optimization.zero_quantized_weights  true   refused" },
+        { "{\"zero_optimization\": {\"zero_hpz_partition_size\": 8}}",
+          "zero_optimization.zero_hpz_partition_size  8      refused" },
         { "{\"zero_optimization\": {\"stge\": 3}}",
           "not known as a knob of DeepSpeed; did you mean zero_optimization.stage?" },
         { "{\"zero_optimization\": true}", "must be an object of knobs" },
-        { "{\"zero_optimization\": {\"offload_param\": {\"device\": \"nvme\"}}}",
-          "state on NVMe is not built" },
         { "{\"gradient_accumulation_steps\": -1}", "must be a whole number from 1" },
         { "{\"gradient_accumulation_steps\": 1e9}", "at most 4096 micro-batches" },
         { "{\"optimizer\": {\"type\": \"OneBitAdam\"}}", "the daemons know adamw, sgd and lion" },
