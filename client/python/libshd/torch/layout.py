@@ -36,7 +36,7 @@ class Part:
     @property
     def whole(self) -> str:
         """The name of the parameter that it is, or has rows of."""
-        return self.name.partition('/')[0]
+        return self.name.rpartition('/')[0] if self.rows else self.name
 
     @property
     def key(self) -> str:
@@ -311,7 +311,8 @@ def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, 
 
 def _unit_spec(unit: Unit) -> dict[str, Any]:
     """Of tiles the first stands for all."""
-    return {'name': unit.name.partition('/')[0]} | ({'tiles': unit.tiles} if unit.tiles else {}) | {'tensors': [
+    name = unit.name.rpartition('/')[0] if unit.tiles else unit.name
+    return {'name': name} | ({'tiles': unit.tiles} if unit.tiles else {}) | {'tensors': [
         {'name': part.whole, 'shape': part.shape if part.rows else shape_of(part.parameter),
          'group': f'group{part.group}', 'trainable': part.trainable} for part in unit.parts]}
 

@@ -44,8 +44,9 @@ class Reader:
 
     @contextlib.contextmanager
     def pinned(self, step: int = 0, every: int = 0, ema: bool = False) -> Iterator[Snapshot]:
-        """The same without a copy (of what is not in tiles): the latest step, or the first possible one from `step` on (of those that `every`
-        divides), kept by the owners meanwhile; with `ema` their moving average. Nobody may write to these tensors: the process would end."""
+        """The same without a copy (of what is not in tiles): the latest step, or the first possible one from `step` on
+        (of those that `every` divides), kept by the owners meanwhile; with `ema` their moving average. Nobody may write
+        to these tensors: the process would end."""
         found = Snapshot()
         found.step = self.model.pin(step, every=every, wait=True, ema=ema)
         try:

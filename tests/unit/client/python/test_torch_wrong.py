@@ -217,6 +217,8 @@ class Moves(Case):
         self.refuses(self.shard, lambda p: torch.optim.AdamW(p, amsgrad=True), kind=libshd.NotSupported,
                      says='amsgrad')
         self.refuses(self.shard, torch.optim.RMSprop, kind=libshd.NotSupported, says='RMSprop')
+        self.refuses(self.shard, module=nn.ModuleDict({'a/b': nn.Linear(4, 4)}), kind=libshd.InvalidArgument,
+                     says='has byte 0x2f')  # what tiles are counted after
         self.refuses(self.shard, grads='late', kind=libshd.InvalidArgument, says="'stream' or 'step'")
         self.refuses(sd.report, two, loss=1.0, says='not sharded')
 
