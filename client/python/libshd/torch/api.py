@@ -72,6 +72,23 @@ def ranks_alone(**wanted: Any) -> None:
                                'it out')
 
 
+def _share_of(place: Place, sums: str, grads: str, micro_batches: int, micro_batches_max: int, verify_every: int) -> int:
+    """How many workers' gradients are added up before they are returned, of a share that is checked."""
+    if micro_batches and (place.accumulate > 1 or grads == 'step'):
+        raise InvalidArgument('micro_batches is for leases(), where each backward() is one: leave out accumulate '
+                              'and grads')
+    if micro_batches_max and not 0 < micro_batches <= micro_batches_max:
+        raise InvalidArgument(f'micro_batches_max={micro_batches_max}: give micro_batches, of leases(), at most as many')
+    if verify_every and not micro_batches:
+        raise InvalidArgument(f'verify_every={verify_every}: a fixed share is computed by nobody else; say '
+                              'shard(micro_batches=…) and train by leases()')
+    summed = place.summed() if sums == 'host' else 1
+    if summed > 1 and micro_batches:
+        raise NotSupported("sums='host' with micro_batches: what leases() hands out is computed by one worker; leave out "
+                           'micro_batches, or sums')
+    return summed
+
+
 def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.Optimizer, *, policy: Policy = ZeRO3(),
           units: layout.Rule = 'auto', accumulate: int = 1, micro_batches: int = 0,
           micro_batches_max: int = 0, verify_every: int = 0, grads: str = 'stream', loss: str = 'mean',
@@ -176,18 +193,7 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
     if grads == 'step':
         accumulate = 1
     place = place_of(accumulate) if ranks is None else Place(ranks.rank, ranks.world, accumulate)
-    if micro_batches and (accumulate > 1 or grads == 'step'):
-        raise InvalidArgument('micro_batches is for leases(), where each backward() is one: leave out accumulate '
-                              'and grads')
-    if micro_batches_max and not 0 < micro_batches <= micro_batches_max:
-        raise InvalidArgument(f'micro_batches_max={micro_batches_max}: give micro_batches, of leases(), at most as many')
-    if verify_every and not micro_batches:
-        raise InvalidArgument(f'verify_every={verify_every}: a fixed share is computed by nobody else; say '
-                              'shard(micro_batches=…) and train by leases()')
-    summed = place.summed() if sums == 'host' else 1
-    if summed > 1 and micro_batches:
-        raise NotSupported("sums='host' with micro_batches: what leases() hands out is computed by one worker; leave out "
-                           'micro_batches, or sums')
+    summed = _share_of(place, sums, grads, micro_batches, micro_batches_max, verify_every)
     if restore is not None:
         name = attach.restored_name(restore, name)
     whole = module if full is None else full
