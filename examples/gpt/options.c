@@ -32,7 +32,7 @@ static const struct options defaults = {
     .heads = 4,
     .seq = 128,
     .batch_as = "8",
-    .micro_batches = 4,
+    .micro_batches = UNSET,
     .steps = 500,
     .optimizer = { "adamw", "fp32" },
     .lr = NAN,
@@ -499,7 +499,7 @@ static int check_batch_auto(struct options *o, const char *text, struct shd_err 
                        "--batch %s: S of auto:S is the sequences of a step, from 1 to %d, shared "
                        "out over %ju worker%s in equal parts",
                        o->batch_as, GPT_BATCH_MAX, (uintmax_t)groups, groups == 1 ? "" : "s");
-    if (o->micro_batches != defaults.micro_batches)
+    if (o->micro_batches != UNSET)
         return err_set(e, SHD_EINVAL,
                        "--batch %s with --micro-batches %ju: how many a step has is what is "
                        "chosen; leave one of them out",
@@ -532,6 +532,8 @@ static int check_batch(struct options *o, const int *words, struct shd_err *e)
     if (n < 1 || n > GPT_BATCH_MAX)
         return err_set(e, SHD_ERANGE, "--batch %s is out of range: 1 to %d", text, GPT_BATCH_MAX);
     o->batch = n;
+    if (o->micro_batches == UNSET)
+        o->micro_batches = 4;
     return SHD_OK;
 }
 

@@ -114,6 +114,7 @@ static const struct {
     { "--batch auto:", "--batch auto:: S of auto:S is the sequences of a step, from 1 to 4096" },
     { "--batch auto:4097", "from 1 to 4096" },
     { "--batch auto:8 --micro-batches 8", "--batch auto:8 with --micro-batches 8" },
+    { "--batch auto --micro-batches 4", "--batch auto with --micro-batches 4" },
     { "--batch auto --accumulate local:5", "A must divide --micro-batches 32" },
     { "--batch auto --print-spec", "--batch auto with --print-spec" },
     { "--batch auto --device cuda:0", "--batch auto with --device" },
