@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -198,4 +199,45 @@ uint32_t expect_all_good(void)
     free(entries);
     close(fd);
     return count;
+}
+
+float *array_of(shd_model *m, uint32_t unit, enum shd_array array)
+{
+    struct shd_err e = { 0 };
+    float *values = malloc(shd_unit_elems(m, unit) * sizeof *values);
+    EXPECT(values != NULL);
+    EXPECT_OK(shd_get(m, unit, array, values, NULL, NULL, &e), &e);
+    return values;
+}
+
+void train_pt(shd_model *m, uint32_t steps)
+{
+    struct pt_run run = { .t = { .overflow_step = UINT64_MAX } };
+    struct shd_err e = { 0 };
+    for (uint32_t k = 0; k < steps; k++)
+        EXPECT_OK(pt_step(m, &run, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+}
+
+shd_model *open_pt_of(shd_session *s, const struct pt_model *model)
+{
+    struct shd_err e = { 0 };
+    shd_model *m;
+    EXPECT_OK(shd_model_open(s, pt_spec(model), &m, &e), &e);
+    return m;
+}
+
+shd_session *attach_here(void)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
+    return s;
+}
+
+void expect_twins(shd_model *m, shd_model *twin)
+{
+    char hex[65], want[65];
+    digest_of(m, hex);
+    digest_of(twin, want);
+    EXPECT_STR(hex, want);
 }

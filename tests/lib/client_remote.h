@@ -48,6 +48,17 @@ __attribute__((noreturn)) void trainer_run(const char *spec, uint32_t rank, uint
 /* The same in a child: expect_well() waits for it. */
 pid_t trainer_fork(const char *spec, uint32_t rank, uint32_t workers, uint64_t steps);
 
+/* Of the second toy: in "local:", attached to, trained by all micro-batches. */
+shd_session *attach_here(void);
+shd_model *open_pt_of(shd_session *s, const struct pt_model *model);
+void train_pt(shd_model *m, uint32_t steps);
+
+/* shd_get() of an array; free() it. */
+float *array_of(shd_model *m, uint32_t unit, enum shd_array array);
+
+/* Two models have the same digest. */
+void expect_twins(shd_model *m, shd_model *twin);
+
 /* Restore the latest checkpoint onto the running daemons and attach. */
 shd_model *restore_ok(shd_session *s, const char *path);
 

@@ -59,20 +59,9 @@ void put_ok(shd_model *m, uint64_t salt)
     EXPECT(counts);
 }
 
-void train_pt(shd_model *m, uint32_t steps)
-{
-    struct pt_run run = { .t = { .overflow_step = UINT64_MAX } };
-    struct shd_err e = { 0 };
-    for (uint32_t k = 0; k < steps; k++)
-        EXPECT_OK(pt_step(m, &run, toy_all_micros, TOY_MICROS, NULL, &e), &e);
-}
-
 shd_model *open_pt(shd_session *s)
 {
-    struct shd_err e = { 0 };
-    shd_model *m;
-    EXPECT_OK(shd_model_open(s, pt_spec(&put_pt), &m, &e), &e);
-    return m;
+    return open_pt_of(s, &put_pt);
 }
 
 void expect_put(shd_model *m, uint64_t salt)

@@ -32,8 +32,6 @@ int put_some(shd_model *m, struct values *v, bool *ret_counts, struct shd_err *e
 
 void put_ok(shd_model *m, uint64_t salt);
 
-void train_pt(shd_model *m, uint32_t steps);
-
 shd_model *open_pt(shd_session *s);
 
 /* What was put is there, in all bits, with zeros between the tensors. */

@@ -1,54 +1,20 @@
 /* A session whose owner's host is out, and who learns of it late: what has come in that host's
  * place is none of this session's, which goes on with the replica. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "client/paths/replica.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
-#include "proto/base/clock.h"
-#include "proto/files/arbiter.h"
-#include "proto/files/replicas.h"
 #include "tests/lib/client_remote.h"
+#include "tests/lib/paired.h"
 
-static char arbiter_dir[300];
 static bool later; /* the replica has not come as far yet */
 
 static bool succeed(void *ctx, uint32_t owner, bool gone)
 {
     return !later && replica_succeed(ctx, owner, gone);
-}
-
-/* Hosts a and b have cpu0 and cpu1. */
-static void begin(void)
-{
-    char text[320];
-    struct shd_err e;
-    struct replicas_host hosts[] = { { .name = "a", .devices = "cpu0" },
-                                     { .name = "b", .devices = "cpu1" } };
-    const struct replicas r = {
-        .arbiter = text, .cluster = "c0", .hosts = hosts, .host_count = 2, .device_count = 2
-    };
-    make_ckpts();
-    fixture_start_kept(&daemons, 2, ";"); /* one successor, with another state */
-    snprintf(arbiter_dir, sizeof arbiter_dir, "%s/arbiter", daemons.dir);
-    snprintf(text, sizeof text, "file:%s", arbiter_dir);
-    EXPECT_EQ(mkdir(arbiter_dir, 0700), 0);
-    EXPECT_OK(replicas_write(daemons.dir, &r, &e), &e);
-}
-
-static void end(void)
-{
-    char path[400];
-    snprintf(path, sizeof path, "%s/c0.1", arbiter_dir);
-    EXPECT_EQ(unlink(path), 0);
-    EXPECT_EQ(rmdir(arbiter_dir), 0);
-    snprintf(path, sizeof path, "%s/" REPLICAS_FILE, daemons.dir);
-    unlink(path);
-    fixture_stop(&daemons);
-    remove_ckpts();
 }
 
 static shd_session *connect_to(const char *devices)
@@ -64,18 +30,34 @@ static shd_session *connect_to(const char *devices)
     return s;
 }
 
-static void put_out(const char *host)
+/* Hosts a and b have cpu0 and cpu1, with the toy at step 2, of which something is kept by `keep`,
+ * in a session with the one as owner and the other as its replica. */
+static shd_model *begin(void (*keep)(shd_model *m))
 {
-    struct arbiter *arbiter;
-    struct arbiter_view view = { 0 }, next = { 0 };
-    char text[320];
-    struct shd_err e;
-    snprintf(text, sizeof text, "file:%s", arbiter_dir);
-    EXPECT_OK(arbiter_open(text, "c0", &arbiter, &e), &e);
-    EXPECT_OK(arbiter_view_next(&view, host, &next, &e), &e);
-    EXPECT_OK(arbiter_claim(arbiter, &next, &e), &e);
-    arbiter_view_free(&next);
-    arbiter_close(arbiter);
+    setenv("SHARDD_REPLICA_PATIENCE", "60", 1);
+    make_ckpts();
+    fixture_start_kept(&daemons, 2, ";"); /* one successor, with another state */
+    paired_make(&daemons, 2);
+    shd_model *m = open_toy(connect_to("cpu0+cpu1"), toy_spec("f32", TOY_ADAMW));
+    train_steps(m, 2);
+    keep(m);
+    return m;
+}
+
+/* Goes on with cpu1 alone to step 4, as if nothing had been. */
+static void end(shd_model *m, uint32_t steps)
+{
+    char hex[65], whole[65];
+    struct shd_session *s = m->session;
+    EXPECT_STR(s->hub->links[0].device, "cpu1");
+    train_steps(m, steps);
+    digest_of(m, hex);
+    shd_close(s);
+    toy_reference(toy_spec("f32", TOY_ADAMW), 4, whole);
+    EXPECT_STR(hex, whole);
+    paired_remove(&daemons);
+    fixture_stop(&daemons);
+    remove_ckpts();
 }
 
 static void replace(const char *devices)
@@ -89,13 +71,6 @@ static void replace(const char *devices)
     shd_close(s);
 }
 
-static void poll_until(struct hub *hub, bool (*is_so)(const struct hub *hub))
-{
-    struct shd_err e;
-    while (!is_so(hub))
-        EXPECT_OK(hub_poll(hub, 10 * NS_PER_MS, &e), &e);
-}
-
 static bool is_refused(const struct hub *hub)
 {
     return strstr(hub->links[0].last.text, "restored in place of what this session has") != NULL;
@@ -106,31 +81,32 @@ static bool has_one(const struct hub *hub)
     return hub_lost(hub, 1);
 }
 
+static void save(shd_model *m)
+{
+    save_ok(m, 0);
+}
+
 TEST(a_host_that_is_out_and_has_another_state_is_let_go_of)
 {
-    const char *spec = toy_spec("f32", TOY_ADAMW);
-    char hex[65], whole[65];
-    setenv("SHARDD_REPLICA_PATIENCE", "60", 1);
-    toy_reference(spec, 4, whole);
-    begin();
-    shd_session *s = connect_to("cpu0+cpu1");
-    shd_model *m = open_toy(s, spec);
-    train_steps(m, 2);
-    save_ok(m, 0);
+    shd_model *m = begin(save);
+    struct hub *hub = m->session->hub;
     train_steps(m, 1);
-    s->hub->members.succeed = succeed;
+    hub->members.succeed = succeed;
     later = true;
-    put_out("a");
+    paired_put_out("a");
     replace("cpu0");
-    poll_until(s->hub, is_refused);
+    poll_until(hub, is_refused);
     later = false;
-    poll_until(s->hub, has_one);
-    EXPECT_STR(s->hub->links[0].device, "cpu1");
-    train_steps(m, 1);
-    digest_of(m, hex);
-    EXPECT_STR(hex, whole);
-    shd_close(s);
-    end();
+    poll_until(hub, has_one);
+    end(m, 1);
+}
+
+static void snapshot(shd_model *m)
+{
+    uint64_t kept;
+    struct shd_err e;
+    EXPECT_OK(shd_snapshot(m, &kept, &e), &e);
+    EXPECT_EQ(kept, 2);
 }
 
 static void rewind_alone(const char *devices, uint64_t to)
@@ -148,31 +124,17 @@ static void rewind_alone(const char *devices, uint64_t to)
 /* The replica never comes as far as this session has read, unless that goes along. */
 TEST(a_replica_that_went_back_is_gone_on_with)
 {
-    const char *spec = toy_spec("f32", TOY_ADAMW);
-    char hex[65], whole[65];
-    uint64_t kept;
     struct shd_err e;
-    setenv("SHARDD_REPLICA_PATIENCE", "60", 1);
-    toy_reference(spec, 4, whole);
-    begin();
-    shd_session *s = connect_to("cpu0+cpu1");
-    shd_model *m = open_toy(s, spec);
-    train_steps(m, 2);
-    EXPECT_OK(shd_snapshot(m, &kept, &e), &e);
-    EXPECT_EQ(kept, 2);
+    struct shd_result result = { .size = sizeof result };
+    shd_model *m = begin(snapshot);
     train_steps(m, 2);
     rewind_alone("cpu1", 2);
-    put_out("a");
-    poll_until(s->hub, has_one);
-    struct shd_result result = { .size = sizeof result };
+    paired_put_out("a");
+    poll_until(m->session->hub, has_one);
     EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &result, &e), &e);
     EXPECT(result.rewound);
     EXPECT_EQ(shd_step(m), 2);
-    train_steps(m, 2);
-    digest_of(m, hex);
-    EXPECT_STR(hex, whole);
-    shd_close(s);
-    end();
+    end(m, 2);
 }
 
 TEST_MAIN()

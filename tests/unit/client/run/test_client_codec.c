@@ -26,38 +26,6 @@ static struct spec *parsed(const struct pt_model *model)
     return spec;
 }
 
-static void train_pt(shd_model *m, uint32_t steps)
-{
-    struct pt_run run = { .t = { .overflow_step = UINT64_MAX } };
-    struct shd_err e = { 0 };
-    for (uint32_t k = 0; k < steps; k++)
-        EXPECT_OK(pt_step(m, &run, toy_all_micros, TOY_MICROS, NULL, &e), &e);
-}
-
-static shd_model *open_pt(shd_session *s, const struct pt_model *model)
-{
-    struct shd_err e = { 0 };
-    shd_model *m;
-    EXPECT_OK(shd_model_open(s, pt_spec(model), &m, &e), &e);
-    return m;
-}
-
-static shd_session *here(void)
-{
-    struct shd_err e = { 0 };
-    shd_session *s;
-    EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
-    return s;
-}
-
-static void expect_digest(shd_model *m, shd_model *twin)
-{
-    char hex[65], want[65];
-    digest_of(m, hex);
-    digest_of(twin, want);
-    EXPECT_STR(hex, want);
-}
-
 /* -- What is read --------------------------------------------------------------------------------
  */
 
@@ -139,14 +107,14 @@ TEST(digests_and_what_is_read_are_the_same_for_any_owners)
             struct spec *spec = parsed(&models[i]);
             pin_piece_bytes = owners == 1 ? 512 : UINT64_C(4) << 20;
             fixture_start(&daemons, owners, NULL);
-            shd_session *s = attach(PATIENT_MS), *own = here();
-            shd_model *m = open_pt(s, &models[i]), *twin = open_pt(own, &models[i]);
+            shd_session *s = attach(PATIENT_MS), *own = attach_here();
+            shd_model *m = open_pt_of(s, &models[i]), *twin = open_pt_of(own, &models[i]);
             EXPECT_EQ(shd_path(m), SHD_PATH_COPY);
             expect_reads(m, spec); /* initial values */
             for (int step = 0; step < 2; step++) {
                 train_pt(m, 1);
                 train_pt(twin, 1);
-                expect_digest(m, twin);
+                expect_twins(m, twin);
             }
             expect_reads(m, spec);
             expect_reads(twin, spec);
@@ -179,14 +147,14 @@ TEST(gradients_in_codes_are_the_same_for_any_owners_and_after_kills)
     for (size_t i = 0; i < ARRAY_SIZE(returned); i++)
         for (int owners = 1; owners <= 3; owners++) {
             fixture_start_kept(&daemons, owners, "");
-            shd_session *s = attach(PATIENT_MS), *own = here();
-            shd_model *m = open_pt(s, &returned[i]), *twin = open_pt(own, &returned[i]);
+            shd_session *s = attach(PATIENT_MS), *own = attach_here();
+            shd_model *m = open_pt_of(s, &returned[i]), *twin = open_pt_of(own, &returned[i]);
             for (int step = 0; step < 3; step++) {
                 if (step == 1)
                     fixture_restart(&daemons, owners - 1);
                 train_pt(m, 1);
                 train_pt(twin, 1);
-                expect_digest(m, twin);
+                expect_twins(m, twin);
             }
             shd_close(own);
             shd_close(s);
@@ -202,7 +170,7 @@ TEST(a_worker_returns_as_many_bytes_as_the_plan_says)
     uint64_t bytes = 0;
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS);
-    train_pt(open_pt(s, &returned[0]), 1);
+    train_pt(open_pt_of(s, &returned[0]), 1);
     for (uint32_t u = 0; u < PT_UNITS; u++) {
         bytes += TOY_MICROS * plan_unit_returned_bytes(spec, u, SHD_F32);
         EXPECT(spec->units[u].mean || plan_unit_returned_bytes(spec, u, SHD_F32) * 3 <
@@ -219,7 +187,7 @@ TEST(a_worker_returns_as_many_bytes_as_the_plan_says)
 TEST(a_codec_is_seen_in_what_is_trained)
 {
     char hex[3][65];
-    shd_session *s = here();
+    shd_session *s = attach_here();
     for (size_t i = 0; i < 3; i++) {
         const char *const codecs[] = { NULL, "int8", "int4" };
         const struct pt_model model = { .name = i == 0   ? "none"
@@ -227,7 +195,7 @@ TEST(a_codec_is_seen_in_what_is_trained)
                                                          : "int4",
                                         .publish = "f32",
                                         .codec = codecs[i] };
-        shd_model *m = open_pt(s, &model);
+        shd_model *m = open_pt_of(s, &model);
         train_pt(m, 1);
         digest_of(m, hex[i]);
     }
@@ -248,12 +216,12 @@ TEST(a_kill_between_an_update_and_its_codes_is_not_seen)
     for (size_t i = 0; i < ARRAY_SIZE(points); i++) {
         struct spec *spec = parsed(&models[i]);
         fixture_start_kept(&daemons, 1, points[i]);
-        shd_session *s = attach(PATIENT_MS), *own = here();
-        shd_model *m = open_pt(s, &models[i]), *twin = open_pt(own, &models[i]);
+        shd_session *s = attach(PATIENT_MS), *own = attach_here();
+        shd_model *m = open_pt_of(s, &models[i]), *twin = open_pt_of(own, &models[i]);
         train_pt(m, 3);
         train_pt(twin, 3);
         EXPECT(fixture_ask(&daemons, KEEPER_STARTS, 0, "") > 1);
-        expect_digest(m, twin);
+        expect_twins(m, twin);
         expect_reads(m, spec);
         shd_close(own);
         shd_close(s);
@@ -267,15 +235,15 @@ TEST(daemons_killed_while_a_worker_trains_publish_again)
 {
     struct spec *spec = parsed(&models[2]);
     fixture_start_kept(&daemons, 2, "");
-    shd_session *s = attach(PATIENT_MS), *own = here();
-    shd_model *m = open_pt(s, &models[2]), *twin = open_pt(own, &models[2]);
+    shd_session *s = attach(PATIENT_MS), *own = attach_here();
+    shd_model *m = open_pt_of(s, &models[2]), *twin = open_pt_of(own, &models[2]);
     for (int step = 0; step < 4; step++) {
         fixture_restart(&daemons, step % 2);
         train_pt(m, 1);
         train_pt(twin, 1);
         expect_reads(m, spec);
     }
-    expect_digest(m, twin);
+    expect_twins(m, twin);
     shd_close(own);
     shd_close(s);
     fixture_stop(&daemons);
@@ -294,19 +262,19 @@ TEST(forks_checkpoints_and_rewinds_publish_codes)
     uint64_t step;
     make_ckpts();
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(PATIENT_MS), *own = here();
-    shd_model *m = open_pt(s, model), *twin = open_pt(own, model);
+    shd_session *s = attach(PATIENT_MS), *own = attach_here();
+    shd_model *m = open_pt_of(s, model), *twin = open_pt_of(own, model);
     train_pt(m, 1);
     train_pt(twin, 1);
     EXPECT_OK(shd_snapshot(m, &step, &e), &e);
     EXPECT_OK(shd_model_fork(m, "other", NULL, &e), &e);
     other.name = "other";
-    shd_model *fork = open_pt(s, &other);
+    shd_model *fork = open_pt_of(s, &other);
     expect_reads(fork, spec);
     train_pt(m, 1);
     EXPECT_OK(shd_model_rewind(m, step, &step, &e), &e);
     expect_reads(m, spec);
-    expect_digest(m, twin);
+    expect_twins(m, twin);
     save_ok(m, 0);
     shd_close(s);
     fixture_stop(&daemons);
@@ -316,7 +284,7 @@ TEST(forks_checkpoints_and_rewinds_publish_codes)
     expect_reads(m, spec);
     train_pt(m, 2);
     train_pt(twin, 2);
-    expect_digest(m, twin);
+    expect_twins(m, twin);
     shd_close(own);
     shd_close(s);
     fixture_stop(&daemons);
@@ -340,15 +308,15 @@ TEST(a_put_is_published_in_codes)
     arrays[PT_UNITS - 1] = SHD_PUT_PARAMS;
     const struct shd_put_options put = { .size = sizeof put, .arrays = arrays, .fill = give };
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(PATIENT_MS), *own = here();
-    shd_model *m = open_pt(s, &models[0]), *twin = open_pt(own, &models[0]);
+    shd_session *s = attach(PATIENT_MS), *own = attach_here();
+    shd_model *m = open_pt_of(s, &models[0]), *twin = open_pt_of(own, &models[0]);
     EXPECT_OK(shd_put(m, &put, NULL, &e), &e);
     EXPECT_OK(shd_put(twin, &put, NULL, &e), &e);
     expect_reads(m, spec);
     expect_reads(twin, spec);
     train_pt(m, 1);
     train_pt(twin, 1);
-    expect_digest(m, twin);
+    expect_twins(m, twin);
     shd_close(own);
     shd_close(s);
     fixture_stop(&daemons);
@@ -394,7 +362,7 @@ TEST(a_worker_moves_as_many_bytes_as_the_plan_says)
         uint64_t fetched = 0, copied = 0;
         fixture_start(&daemons, 2, NULL);
         shd_session *s = attach(PATIENT_MS);
-        shd_model *m = open_pt(s, &models[i]);
+        shd_model *m = open_pt_of(s, &models[i]);
         EXPECT_OK(shd_stats(s, &before, &e), &e);
         for (uint32_t u = 0; u < PT_UNITS; u++) {
             const void *params;
@@ -424,7 +392,7 @@ TEST(codes_are_not_mapped_and_codecs_not_mixed)
     struct pt_model wrong = plain;
     fixture_start(&daemons, 1, NULL);
     shd_session *s = attach(PATIENT_MS), *other = attach(PATIENT_MS);
-    shd_model *m = open_pt(s, &models[0]), *none;
+    shd_model *m = open_pt_of(s, &models[0]), *none;
     EXPECT_STATUS(shd_set_policy(m, &map, &e), SHD_ENOTSUP);
     EXPECT_HAS(e.text, "codec: int8");
     EXPECT_OK(shd_set_policy(m, &copy, &e), &e);

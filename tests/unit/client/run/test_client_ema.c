@@ -11,47 +11,6 @@ static const struct pt_model mixed = {
     .name = "pt", .publish = "f32", .frozen = true, .ema = true
 }; /* unit 2 is frozen */
 
-static float *array_of(shd_model *m, uint32_t unit, enum shd_array array)
-{
-    struct shd_err e = { 0 };
-    float *values = malloc(shd_unit_elems(m, unit) * sizeof *values);
-    EXPECT(values != NULL);
-    EXPECT_OK(shd_get(m, unit, array, values, NULL, NULL, &e), &e);
-    return values;
-}
-
-static void train_pt(shd_model *m, uint32_t steps)
-{
-    struct pt_run run = { .t = { .overflow_step = UINT64_MAX } };
-    struct shd_err e = { 0 };
-    for (uint32_t k = 0; k < steps; k++)
-        EXPECT_OK(pt_step(m, &run, toy_all_micros, TOY_MICROS, NULL, &e), &e);
-}
-
-static shd_model *open_pt(shd_session *s, const struct pt_model *model)
-{
-    struct shd_err e = { 0 };
-    shd_model *m;
-    EXPECT_OK(shd_model_open(s, pt_spec(model), &m, &e), &e);
-    return m;
-}
-
-static shd_session *here(void)
-{
-    struct shd_err e = { 0 };
-    shd_session *s;
-    EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
-    return s;
-}
-
-static void expect_digest(shd_model *m, shd_model *twin)
-{
-    char hex[65], want[65];
-    digest_of(m, hex);
-    digest_of(twin, want);
-    EXPECT_STR(hex, want);
-}
-
 /* e, and p after the update-th update, become what e is after it. Decay 0.9, with a warm-up. */
 static void average(float *e, const float *p, uint64_t elems, uint64_t update)
 {
@@ -102,12 +61,13 @@ TEST(average_is_its_formula_and_the_same_for_any_owners)
     static const struct pt_model *const models[] = { &averaged, &mixed, &averaged };
     for (int owners = 1; owners <= 3; owners++) {
         fixture_start(&daemons, owners, NULL);
-        shd_session *s = attach(PATIENT_MS), *own = here();
-        shd_model *m = open_pt(s, models[owners - 1]), *twin = open_pt(own, models[owners - 1]);
-        expect_digest(m, twin);
+        shd_session *s = attach(PATIENT_MS), *own = attach_here();
+        shd_model *m = open_pt_of(s, models[owners - 1]),
+                  *twin = open_pt_of(own, models[owners - 1]);
+        expect_twins(m, twin);
         train_and_compare(m);
         train_and_compare(twin);
-        expect_digest(m, twin);
+        expect_twins(m, twin);
         shd_close(own);
         shd_close(s);
         fixture_stop(&daemons);
@@ -118,8 +78,8 @@ TEST(average_is_its_formula_and_the_same_for_any_owners)
 TEST(a_skipped_step_leaves_it)
 {
     struct shd_err e = { 0 };
-    shd_session *s = here();
-    shd_model *m = open_pt(s, &averaged);
+    shd_session *s = attach_here();
+    shd_model *m = open_pt_of(s, &averaged);
     struct pt_run run = { .t = { .overflow_step = 2 } };
     train_pt(m, 2);
     float *before = array_of(m, 0, SHD_EMA);
@@ -136,8 +96,8 @@ TEST(what_has_none_is_said)
     struct shd_err e = { 0 };
     struct shd_tensor_stats stats = { .size = sizeof stats };
     fixture_start(&daemons, 1, NULL);
-    shd_session *s = attach(PATIENT_MS), *own = here();
-    shd_model *both[] = { open_pt(s, &mixed), open_pt(own, &mixed) };
+    shd_session *s = attach(PATIENT_MS), *own = attach_here();
+    shd_model *both[] = { open_pt_of(s, &mixed), open_pt_of(own, &mixed) };
     for (int i = 0; i < 2; i++) {
         float *x = malloc(shd_unit_elems(both[i], 2) * sizeof *x);
         EXPECT_STATUS(shd_get(both[i], 2, SHD_EMA, x, NULL, NULL, &e), SHD_EINVAL);
@@ -150,8 +110,8 @@ TEST(what_has_none_is_said)
         free(x);
     }
     shd_close(own);
-    own = here();
-    shd_model *plain = open_pt(own, &(struct pt_model){ .name = "pt" });
+    own = attach_here();
+    shd_model *plain = open_pt_of(own, &(struct pt_model){ .name = "pt" });
     EXPECT_STATUS(shd_tensor_stats(plain, "wte", SHD_EMA, &stats, &e), SHD_EINVAL);
     EXPECT_HAS(e.text, "has no moving average: the spec has no ema");
     shd_close(own);
@@ -168,8 +128,8 @@ TEST(a_checkpoint_has_it_for_any_number_of_owners)
     struct checkpoint_verified verified;
     make_ckpts();
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(PATIENT_MS), *own = here();
-    shd_model *m = open_pt(s, &mixed), *twin = open_pt(own, &mixed);
+    shd_session *s = attach(PATIENT_MS), *own = attach_here();
+    shd_model *m = open_pt_of(s, &mixed), *twin = open_pt_of(own, &mixed);
     train_pt(m, 3);
     train_pt(twin, 3);
     const struct shd_checkpointed saved = save_ok(m, 0);
@@ -183,11 +143,11 @@ TEST(a_checkpoint_has_it_for_any_number_of_owners)
         s = attach(PATIENT_MS);
         m = restore_ok(s, ckpts);
         if (owners == 1)
-            expect_digest(m, twin);
+            expect_twins(m, twin);
         train_pt(m, 2);
         if (owners == 1)
             train_pt(twin, 2);
-        expect_digest(m, twin);
+        expect_twins(m, twin);
         shd_close(s);
         fixture_stop(&daemons);
     }
@@ -206,7 +166,7 @@ TEST(weights_of_a_model_without_one_are_its_beginning)
     make_ckpts();
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS);
-    shd_model *m = open_pt(s, &(struct pt_model){ .name = "pt" });
+    shd_model *m = open_pt_of(s, &(struct pt_model){ .name = "pt" });
     train_pt(m, 2);
     const struct shd_checkpointed saved = save_ok(m, 0);
     EXPECT_EQ(shell("grep -q '\"format\": 1' %s/%s/shardd.json", ckpts, saved.name), 0);
@@ -266,7 +226,7 @@ TEST(readers_pin_it_beside_the_parameters)
         pin_piece_bytes = owners == 1 ? 512 : UINT64_C(4) << 20;
         fixture_start(&daemons, owners, NULL);
         shd_session *s = attach(PATIENT_MS), *other = attach(PATIENT_MS);
-        shd_model *m = open_pt(s, &model), *reader = open_pt(other, &model);
+        shd_model *m = open_pt_of(s, &model), *reader = open_pt_of(other, &model);
         train_pt(m, 2);
         pin(reader, false);
         for (int i = 0; i < 4; i++) { /* of one memory, and of two at once */
@@ -284,7 +244,7 @@ TEST(readers_pin_it_beside_the_parameters)
         shd_close(other);
         shd_close(s);
         s = attach(PATIENT_MS);
-        m = open_pt(s, &(struct pt_model){ .name = "plain" });
+        m = open_pt_of(s, &(struct pt_model){ .name = "plain" });
         EXPECT_STATUS(shd_pin(m, &options, NULL, &e), SHD_EINVAL);
         EXPECT_HAS(e.text, "has no moving average");
         shd_close(s);
@@ -316,8 +276,8 @@ TEST(a_put_of_parameters_leaves_it_and_one_of_its_own_sets_it)
 {
     struct shd_err e = { 0 };
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(PATIENT_MS), *own = here();
-    shd_model *both[] = { open_pt(s, &mixed), open_pt(own, &mixed) };
+    shd_session *s = attach(PATIENT_MS), *own = attach_here();
+    shd_model *both[] = { open_pt_of(s, &mixed), open_pt_of(own, &mixed) };
     for (int i = 0; i < 2; i++) {
         shd_model *m = both[i];
         train_pt(m, 2);
@@ -337,10 +297,10 @@ TEST(a_put_of_parameters_leaves_it_and_one_of_its_own_sets_it)
         EXPECT_HAS(e.text, "it is frozen");
         EXPECT_STATUS(put(m, 8, 0, &e), SHD_EINVAL); /* no bit of any array */
     }
-    expect_digest(both[0], both[1]);
+    expect_twins(both[0], both[1]);
     train_pt(both[0], 2);
     train_pt(both[1], 2);
-    expect_digest(both[0], both[1]);
+    expect_twins(both[0], both[1]);
     shd_close(own);
     shd_close(s);
     fixture_stop(&daemons);
@@ -352,10 +312,10 @@ TEST(a_fork_goes_on_with_it)
     const struct pt_model other = { .name = "other", .publish = "bf16", .ema = true };
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS);
-    shd_model *m = open_pt(s, &averaged);
+    shd_model *m = open_pt_of(s, &averaged);
     train_pt(m, 3);
     EXPECT_OK(shd_model_fork(m, "other", NULL, &e), &e);
-    shd_model *fork = open_pt(s, &other);
+    shd_model *fork = open_pt_of(s, &other);
     for (int step = 0; step < 2; step++) {
         float *a = array_of(m, 1, SHD_EMA), *b = array_of(fork, 1, SHD_EMA);
         expect_same(b, a, shd_unit_elems(m, 1), 1);
@@ -364,7 +324,7 @@ TEST(a_fork_goes_on_with_it)
         train_pt(m, 1);
         train_pt(fork, 1);
     }
-    expect_digest(fork, m);
+    expect_twins(fork, m);
     shd_close(s);
     fixture_stop(&daemons);
 }

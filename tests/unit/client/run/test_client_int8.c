@@ -16,47 +16,6 @@ static const struct pt_model placed = {
     .name = "pt", .publish = "bf16", .ema = true, .int8 = true, .placed = true
 }; /* units 2 and 3 have one owner each */
 
-static float *array_of(shd_model *m, uint32_t unit, enum shd_array array)
-{
-    struct shd_err e = { 0 };
-    float *values = malloc(shd_unit_elems(m, unit) * sizeof *values);
-    EXPECT(values != NULL);
-    EXPECT_OK(shd_get(m, unit, array, values, NULL, NULL, &e), &e);
-    return values;
-}
-
-static void train_pt(shd_model *m, uint32_t steps)
-{
-    struct pt_run run = { .t = { .overflow_step = UINT64_MAX } };
-    struct shd_err e = { 0 };
-    for (uint32_t k = 0; k < steps; k++)
-        EXPECT_OK(pt_step(m, &run, toy_all_micros, TOY_MICROS, NULL, &e), &e);
-}
-
-static shd_model *open_pt(shd_session *s, const struct pt_model *model)
-{
-    struct shd_err e = { 0 };
-    shd_model *m;
-    EXPECT_OK(shd_model_open(s, pt_spec(model), &m, &e), &e);
-    return m;
-}
-
-static shd_session *here(void)
-{
-    struct shd_err e = { 0 };
-    shd_session *s;
-    EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
-    return s;
-}
-
-static void expect_digest(shd_model *m, shd_model *twin)
-{
-    char hex[65], want[65];
-    digest_of(m, hex);
-    digest_of(twin, want);
-    EXPECT_STR(hex, want);
-}
-
 /* At most as many values as there are codes in any block, and not all of them 0. */
 static void expect_rounded(shd_model *m, uint32_t unit, enum shd_array array)
 {
@@ -85,13 +44,13 @@ TEST(digests_are_the_same_for_any_owners)
     for (size_t i = 0; i < ARRAY_SIZE(models); i++)
         for (int owners = 1; owners <= 3; owners++) {
             fixture_start(&daemons, owners, NULL);
-            shd_session *s = attach(PATIENT_MS), *own = here();
-            shd_model *m = open_pt(s, models[i]), *twin = open_pt(own, models[i]);
-            expect_digest(m, twin); /* of nothing: all moments are 0 */
+            shd_session *s = attach(PATIENT_MS), *own = attach_here();
+            shd_model *m = open_pt_of(s, models[i]), *twin = open_pt_of(own, models[i]);
+            expect_twins(m, twin); /* of nothing: all moments are 0 */
             for (int step = 0; step < 3; step++) {
                 train_pt(m, 1);
                 train_pt(twin, 1);
-                expect_digest(m, twin);
+                expect_twins(m, twin);
             }
             expect_rounded(m, 0, SHD_MOMENT1);
             expect_rounded(twin, 1, SHD_MOMENT2);
@@ -105,8 +64,8 @@ TEST(digests_are_the_same_for_any_owners)
 TEST(training_is_near_that_of_fp32_moments)
 {
     const struct pt_model wide = { .name = "wide", .publish = "bf16" };
-    shd_session *s = here();
-    shd_model *both[] = { open_pt(s, &small), open_pt(s, &wide) };
+    shd_session *s = attach_here();
+    shd_model *both[] = { open_pt_of(s, &small), open_pt_of(s, &wide) };
     double norm[2] = { 0 }, apart = 0;
     float *p[2];
     train_pt(both[0], 5);
@@ -179,8 +138,8 @@ TEST(a_checkpoint_loses_nothing)
     for (size_t i = 0; i < ARRAY_SIZE(models); i++) {
         make_ckpts();
         fixture_start(&daemons, 2, NULL);
-        shd_session *s = attach(PATIENT_MS), *own = here();
-        shd_model *m = open_pt(s, models[i]), *twin = open_pt(own, models[i]);
+        shd_session *s = attach(PATIENT_MS), *own = attach_here();
+        shd_model *m = open_pt_of(s, models[i]), *twin = open_pt_of(own, models[i]);
         train_pt(m, 3);
         train_pt(twin, 3);
         const struct shd_checkpointed saved = save_ok(m, 0);
@@ -192,11 +151,11 @@ TEST(a_checkpoint_loses_nothing)
             s = attach(PATIENT_MS);
             m = restore_ok(s, ckpts);
             if (owners == 1)
-                expect_digest(m, twin);
+                expect_twins(m, twin);
             train_pt(m, 2);
             if (owners == 1)
                 train_pt(twin, 2);
-            expect_digest(m, twin);
+            expect_twins(m, twin);
             shd_close(s);
             fixture_stop(&daemons);
         }
@@ -212,7 +171,7 @@ TEST(another_kind_of_moments_is_refused)
     struct shd_err e = { 0 };
     fixture_start(&daemons, 1, NULL);
     shd_session *s = attach(PATIENT_MS), *other = attach(PATIENT_MS);
-    shd_model *m = open_pt(s, &small);
+    shd_model *m = open_pt_of(s, &small);
     EXPECT_STATUS(shd_model_open(other,
                                  pt_spec(&(struct pt_model){ .name = "pt", .publish = "bf16" }), &m,
                                  &e),
@@ -245,8 +204,8 @@ TEST(what_is_got_can_be_put_and_is_the_same)
 {
     struct shd_err e = { 0 };
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(PATIENT_MS), *own = here();
-    shd_model *m = open_pt(s, &small), *twin = open_pt(own, &small);
+    shd_session *s = attach(PATIENT_MS), *own = attach_here();
+    shd_model *m = open_pt_of(s, &small), *twin = open_pt_of(own, &small);
     train_pt(m, 3);
     train_pt(twin, 3);
     struct given g = { 0 };
@@ -265,10 +224,10 @@ TEST(what_is_got_can_be_put_and_is_the_same)
             EXPECT(memcmp(now, g.values[u][a], 2048 * sizeof *now) == 0);
             free(now);
         }
-    expect_digest(m, twin);
+    expect_twins(m, twin);
     train_pt(m, 1);
     train_pt(twin, 1);
-    expect_digest(m, twin);
+    expect_twins(m, twin);
     const uint32_t last = PT_UNITS - 1;
     for (uint64_t i = 0; i < 777; i++)
         g.values[last][SHD_MOMENT2][i] = 1 + (float)i * 0x1p-12f;
@@ -290,8 +249,8 @@ TEST(statistics_are_of_the_decoded_values)
 {
     struct shd_err e = { 0 };
     fixture_start(&daemons, 3, NULL);
-    shd_session *s = attach(PATIENT_MS), *own = here();
-    shd_model *m = open_pt(s, &mixed), *twin = open_pt(own, &mixed);
+    shd_session *s = attach(PATIENT_MS), *own = attach_here();
+    shd_model *m = open_pt_of(s, &mixed), *twin = open_pt_of(own, &mixed);
     train_pt(m, 2);
     train_pt(twin, 2);
     for (int a = SHD_MOMENT1; a <= SHD_MOMENT2; a++) {
@@ -328,22 +287,22 @@ TEST(forks_and_snapshots_have_the_same_codes)
     uint64_t step;
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS);
-    shd_model *m = open_pt(s, &mixed);
+    shd_model *m = open_pt_of(s, &mixed);
     train_pt(m, 2);
     EXPECT_OK(shd_snapshot(m, &step, &e), &e);
     digest_of(m, want);
     EXPECT_OK(shd_model_fork(m, "other", NULL, &e), &e);
-    shd_model *fork = open_pt(s, &other);
+    shd_model *fork = open_pt_of(s, &other);
     digest_of(fork, hex);
     EXPECT_STR(hex, want);
     train_pt(fork, 2);
     train_pt(m, 2);
-    expect_digest(fork, m);
+    expect_twins(fork, m);
     EXPECT_OK(shd_model_rewind(m, 2, &step, &e), &e);
     digest_of(m, hex);
     EXPECT_STR(hex, want);
     train_pt(m, 2);
-    expect_digest(fork, m);
+    expect_twins(fork, m);
     shd_close(s);
     fixture_stop(&daemons);
 }

@@ -3,46 +3,26 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "client/session/address.h"
 #include "client/session/hub_open.h"
 #include "proto/base/clock.h"
-#include "proto/files/arbiter.h"
-#include "proto/files/replicas.h"
 #include "tests/lib/fixture.h"
+#include "tests/lib/paired.h"
 #include "tests/lib/test.h"
 
 static struct fixture fx;
-static char dir[300]; /* the arbiter's */
-
 /* Hosts a, b and c have cpu0, cpu1 and cpu2; the first `daemons` of these are there. */
 static void begin(int daemons)
 {
-    char text[320];
-    struct shd_err e;
-    struct replicas_host hosts[] = { { .name = "a", .devices = "cpu0" },
-                                     { .name = "b", .devices = "cpu1" },
-                                     { .name = "c", .devices = "cpu2" } };
-    const struct replicas r = {
-        .arbiter = text, .cluster = "c0", .hosts = hosts, .host_count = 3, .device_count = 3
-    };
     fixture_start(&fx, daemons, NULL);
-    snprintf(dir, sizeof dir, "%s/arbiter", fx.dir);
-    snprintf(text, sizeof text, "file:%s", dir);
-    EXPECT_EQ(mkdir(dir, 0700), 0);
-    EXPECT_OK(replicas_write(fx.dir, &r, &e), &e);
+    paired_make(&fx, 3);
 }
 
 static void end(void)
 {
-    char path[400];
-    snprintf(path, sizeof path, "%s/c0.1", dir);
-    EXPECT_EQ(unlink(path), 0); /* the view was made */
-    EXPECT_EQ(rmdir(dir), 0);
-    snprintf(path, sizeof path, "%s/" REPLICAS_FILE, fx.dir);
-    unlink(path);
+    paired_remove(&fx);
     fixture_stop(&fx);
 }
 
@@ -82,29 +62,6 @@ TEST(a_host_that_was_never_there_is_put_out_though_the_patience_is_longer_than_a
     expect_out("cpu1+cpu0");
 }
 
-static void claim(const char *out)
-{
-    struct arbiter *arbiter;
-    struct arbiter_view view = { 0 }, next = { 0 };
-    char text[320];
-    struct shd_err e;
-    snprintf(text, sizeof text, "file:%s", dir);
-    EXPECT_OK(arbiter_open(text, "c0", &arbiter, &e), &e);
-    EXPECT_OK(arbiter_read(arbiter, &view, &e), &e);
-    EXPECT_OK(arbiter_view_next(&view, out, &next, &e), &e);
-    EXPECT_OK(arbiter_claim(arbiter, &next, &e), &e);
-    arbiter_view_free(&view);
-    arbiter_view_free(&next);
-    arbiter_close(arbiter);
-}
-
-static void poll_until(struct hub *hub, bool (*is_so)(const struct hub *hub))
-{
-    struct shd_err e;
-    while (!is_so(hub))
-        EXPECT_OK(hub_poll(hub, 10 * NS_PER_MS, &e), &e);
-}
-
 static bool is_refused(const struct hub *hub)
 {
     return hub->down_count == 2 && strstr(hub->links[0].last.text, "view 0 of the hosts") != NULL &&
@@ -125,13 +82,13 @@ TEST(a_daemon_takes_in_nobody_with_an_older_view_than_it_was_told)
     setenv("SHARDD_REPLICA_PATIENCE", "60", 1);
     begin(2);
     EXPECT_OK(open_hub("cpu0+cpu1", &late, &e), &e);
-    claim("c");
+    paired_put_out("c");
     EXPECT_OK(open_hub("cpu1+cpu0", &early, &e), &e);
-    snprintf(away, sizeof away, "%s.away", dir);
-    EXPECT_EQ(rename(dir, away), 0);
+    snprintf(away, sizeof away, "%s.away", paired_dir);
+    EXPECT_EQ(rename(paired_dir, away), 0);
     poll_until(late, is_refused);
     EXPECT_EQ(late->members.told, 1);
-    EXPECT_EQ(rename(away, dir), 0);
+    EXPECT_EQ(rename(away, paired_dir), 0);
     poll_until(late, is_up);
     EXPECT_EQ(late->members.told, 2);
     EXPECT_OK(hub_poll(early, 0, &e), &e);

@@ -1,0 +1,68 @@
+#include "tests/lib/paired.h"
+
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "client/session/hub.h"
+#include "proto/base/check.h"
+#include "proto/base/clock.h"
+#include "proto/files/arbiter.h"
+#include "proto/files/replicas.h"
+
+char paired_dir[300];
+
+static void arbiter_text(char text[320])
+{
+    snprintf(text, 320, "file:%s", paired_dir);
+}
+
+void paired_make(const struct fixture *f, uint32_t hosts)
+{
+    char text[320];
+    struct shd_err e;
+    struct replicas_host all[PAIRED_HOSTS_MAX] = { { .name = "a", .devices = "cpu0" },
+                                                   { .name = "b", .devices = "cpu1" },
+                                                   { .name = "c", .devices = "cpu2" } };
+    const struct replicas r = {
+        .arbiter = text, .cluster = "c0", .hosts = all, .host_count = hosts, .device_count = hosts
+    };
+    CHECK(hosts <= PAIRED_HOSTS_MAX);
+    snprintf(paired_dir, sizeof paired_dir, "%s/arbiter", f->dir);
+    arbiter_text(text);
+    EXPECT_EQ(mkdir(paired_dir, 0700), 0);
+    EXPECT_OK(replicas_write(f->dir, &r, &e), &e);
+}
+
+void paired_remove(const struct fixture *f)
+{
+    char path[400];
+    snprintf(path, sizeof path, "%s/c0.1", paired_dir);
+    EXPECT_EQ(unlink(path), 0); /* the view was made */
+    EXPECT_EQ(rmdir(paired_dir), 0);
+    snprintf(path, sizeof path, "%s/" REPLICAS_FILE, f->dir);
+    unlink(path);
+}
+
+void paired_put_out(const char *host)
+{
+    struct arbiter *arbiter;
+    struct arbiter_view view = { 0 }, next = { 0 };
+    char text[320];
+    struct shd_err e;
+    arbiter_text(text);
+    EXPECT_OK(arbiter_open(text, "c0", &arbiter, &e), &e);
+    EXPECT_OK(arbiter_read(arbiter, &view, &e), &e);
+    EXPECT_OK(arbiter_view_next(&view, host, &next, &e), &e);
+    EXPECT_OK(arbiter_claim(arbiter, &next, &e), &e);
+    arbiter_view_free(&view);
+    arbiter_view_free(&next);
+    arbiter_close(arbiter);
+}
+
+void poll_until(struct hub *hub, bool (*is_so)(const struct hub *hub))
+{
+    struct shd_err e;
+    while (!is_so(hub))
+        EXPECT_OK(hub_poll(hub, 10 * NS_PER_MS, &e), &e);
+}
