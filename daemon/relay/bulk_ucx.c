@@ -6,6 +6,7 @@
 #ifdef SHD_HAVE_UCX
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -82,14 +83,24 @@ static const struct library_function functions[] = {
 };
 
 static struct ucx_table ucx;
-static ucp_context_h context; /* of all connections: UCX does not unload */
+
+/* UCX looks once which devices of the network are up, as a context is made: of a relay that began
+ * before its network there would be none for good. So where a peer cannot be reached the next
+ * connection has a new context; others keep theirs. */
+struct context {
+    ucp_context_h ucp; /* owned */
+    uint32_t ends;     /* connections */
+};
+
+static struct context *newest; /* NULL: the next connection makes it */
+static pthread_mutex_t contexts = PTHREAD_MUTEX_INITIALIZER;
 
 static int failed(ucs_status_t status, int code, struct shd_err *e, const char *what)
 {
     return err_set(e, code, "UCX, %s: %s", what, ucx.status_string(status));
 }
 
-static int start(struct shd_err *e)
+static int make_context(ucp_context_h *ret_context, struct shd_err *e)
 {
     const ucp_params_t params = { .field_mask = UCP_PARAM_FIELD_FEATURES |
                                                 UCP_PARAM_FIELD_MT_WORKERS_SHARED,
@@ -100,16 +111,69 @@ static int start(struct shd_err *e)
     ucs_status_t status = ucx.config_read(NULL, NULL, &config);
     if (status != UCS_OK)
         return failed(status, SHD_ENOTSUP, e, "read its settings");
-    status = ucx.init(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context);
+    status = ucx.init(UCP_API_MAJOR, UCP_API_MINOR, &params, config, ret_context);
     ucx.config_release(config);
     if (status != UCS_OK)
         return failed(status, SHD_ENOTSUP, e, "start");
-    status = ucx.context_query(context, &attr);
+    status = ucx.context_query(*ret_context, &attr);
     if (status == UCS_OK && attr.thread_mode == UCS_THREAD_MODE_MULTI)
         return SHD_OK;
-    ucx.cleanup(context);
+    ucx.cleanup(*ret_context);
     return err_set(e, SHD_ENOTSUP,
                    "this UCX was built without threads (--enable-mt), and a relay has some");
+}
+
+/* With contexts locked. */
+static int renew(struct shd_err *e)
+{
+    struct context *c = sys_calloc(1, sizeof *c);
+    if (c == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for a context of UCX");
+    const int r = make_context(&c->ucp, e);
+    if (r == SHD_OK)
+        newest = c;
+    else
+        free(c);
+    return r;
+}
+
+static int context_take(struct context **ret_context, struct shd_err *e)
+{
+    pthread_mutex_lock(&contexts);
+    const int r = newest != NULL ? SHD_OK : renew(e);
+    if (r == SHD_OK) {
+        newest->ends++;
+        *ret_context = newest;
+    }
+    pthread_mutex_unlock(&contexts);
+    return r;
+}
+
+static void context_put(struct context *c)
+{
+    pthread_mutex_lock(&contexts);
+    if (--c->ends == 0 && c != newest) {
+        ucx.cleanup(c->ucp);
+        free(c);
+    }
+    pthread_mutex_unlock(&contexts);
+}
+
+/* By who has taken it. */
+static void context_is_old(const struct context *c)
+{
+    pthread_mutex_lock(&contexts);
+    if (newest == c)
+        newest = NULL;
+    pthread_mutex_unlock(&contexts);
+}
+
+static int start(struct shd_err *e)
+{
+    pthread_mutex_lock(&contexts);
+    const int r = renew(e);
+    pthread_mutex_unlock(&contexts);
+    return r;
 }
 
 static struct library library = {
@@ -146,10 +210,11 @@ struct piece_head {
 };
 
 struct end {
-    ucp_worker_h worker; /* owned */
-    ucp_ep_h ep;         /* owned; NULL: not joined */
-    int fd;              /* the worker's */
-    ucs_status_t ended;  /* UCS_OK: it is not */
+    struct context *context; /* taken */
+    ucp_worker_h worker;     /* owned */
+    ucp_ep_h ep;             /* owned; NULL: not joined */
+    int fd;                  /* the worker's */
+    ucs_status_t ended;      /* UCS_OK: it is not */
     uint8_t token[TOKEN_BYTES];
     struct piece_head head; /* of the piece that is sent, or of the next one */
     void *sending;          /* UCX's request; NULL: none */
@@ -263,6 +328,8 @@ static void ucx_close(void *end, bool gently)
     finish(u, u->receiving, CANCEL_NS);
     if (u->worker != NULL)
         ucx.worker_destroy(u->worker);
+    if (u->context != NULL)
+        context_put(u->context);
     free(u);
 }
 
@@ -273,11 +340,13 @@ static int ucx_open(void **ret_end, struct bulk_hello *ret_own, struct shd_err *
     struct end *u = sys_calloc(1, sizeof *u);
     if (u == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a connection");
-    int r = SHD_OK;
-    const ucs_status_t status = ucx.worker_create(context, &params, &u->worker);
-    if (status != UCS_OK) {
-        u->worker = NULL;
-        r = failed(status, SHD_EIO, e, "make a worker");
+    int r = context_take(&u->context, e);
+    if (r == SHD_OK) {
+        const ucs_status_t status = ucx.worker_create(u->context->ucp, &params, &u->worker);
+        if (status != UCS_OK) {
+            u->worker = NULL;
+            r = failed(status, SHD_EIO, e, "make a worker");
+        }
     }
     if (r == SHD_OK)
         r = take_messages(u, e);
@@ -307,6 +376,8 @@ static int ucx_join(void *end, const struct bulk_hello *peer, struct shd_err *e)
     if (status == UCS_OK)
         return SHD_OK;
     u->ep = NULL;
+    if (status == UCS_ERR_UNREACHABLE)
+        context_is_old(u->context);
     return failed(status, SHD_EIO, e, "connect");
 }
 

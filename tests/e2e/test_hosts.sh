@@ -51,9 +51,13 @@ keys_new "$work/keys" a=$address_A b=$address_B
 # shellcheck disable=SC2119
 want=$(in_one_process)
 echo "in one process: $want"
+# Relays that begin before their network is up.
+[ -z "$wire" ] || ip -n "shdA$$" link set "${wires[B]}" down
 start_a
 start_b
 soon "the relay's sockets" has_devices B cpu0 cpu1
+soon "a relay of A that listens" logged relay_a.log 'op=start relay=a'
+[ -z "$wire" ] || ip -n "shdA$$" link set "${wires[B]}" up
 
 # All workers on the second host, none beside the daemons.
 begin
