@@ -84,8 +84,9 @@ static const struct library_function functions[] = {
 
 static struct ucx_table ucx;
 
-/* UCX looks once which devices of the network are up, as a context is made: of a relay that began
- * before its network there would be none for good. So where a peer cannot be reached the next
+/* UCX looks once which devices of the network are up, as a context is made. One that comes later is
+ * none to it: a relay that began before its network would reach nobody for good. And where one goes
+ * no worker can be made any more, not for peers by other devices either. In both cases the next
  * connection has a new context; others keep theirs. */
 struct context {
     ucp_context_h ucp; /* owned */
@@ -333,21 +334,32 @@ static void ucx_close(void *end, bool gently)
     free(u);
 }
 
-static int ucx_open(void **ret_end, struct bulk_hello *ret_own, struct shd_err *e)
+static int make_worker(struct end *u, struct shd_err *e)
 {
     const ucp_worker_params_t params = { .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                                          .thread_mode = UCS_THREAD_MODE_SINGLE };
+    const int r = context_take(&u->context, e);
+    if (r != SHD_OK)
+        return r;
+    const ucs_status_t status = ucx.worker_create(u->context->ucp, &params, &u->worker);
+    if (status == UCS_OK)
+        return SHD_OK;
+    u->worker = NULL;
+    context_is_old(u->context);
+    context_put(u->context);
+    u->context = NULL;
+    return failed(status, SHD_EIO, e, "make a worker");
+}
+
+static int ucx_open(void **ret_end, struct bulk_hello *ret_own, struct shd_err *e)
+{
     struct end *u = sys_calloc(1, sizeof *u);
     if (u == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a connection");
-    int r = context_take(&u->context, e);
-    if (r == SHD_OK) {
-        const ucs_status_t status = ucx.worker_create(u->context->ucp, &params, &u->worker);
-        if (status != UCS_OK) {
-            u->worker = NULL;
-            r = failed(status, SHD_EIO, e, "make a worker");
-        }
-    }
+    struct shd_err why = { 0 };
+    int r = make_worker(u, &why);
+    if (r != SHD_OK) /* by a context that knows what has gone, perhaps */
+        r = make_worker(u, e);
     if (r == SHD_OK)
         r = take_messages(u, e);
     if (r == SHD_OK)
