@@ -30,6 +30,7 @@ SHORT_S = 1.0           # a cut that nobody is put out for
 STEP_S = 0.03  # at least, of all workers together: on a quick machine, too, a run lasts until its kills are made
 NETWORK = '10.88.0'
 STEP = re.compile(rb'^step (\d+)/', re.MULTILINE)
+CRASH = re.compile(r'.*(?:was killed by signal (?!9 )\d+|exited with code [1-9]).*')
 
 
 def parse():
@@ -44,6 +45,7 @@ def parse():
     p.add_argument('--per-run', type=int, default=16, help='kills before the end of each run begins (16)')
     p.add_argument('--steps', type=int, default=400, help='of one run (400)')
     p.add_argument('--refill', action='store_true', help='a host is lost and filled again before that')
+    p.add_argument('--bulk', choices=['tcp', 'ucx'], default='tcp', help='by which parameters and gradients cross (tcp)')
     p.add_argument('--verbose', action='store_true', help='say what is done when')
     p.add_argument('--bin', default='build/release/bin', help=argparse.SUPPRESS)
     p.add_argument('--logs', default='build/logs', help=argparse.SUPPRESS)
@@ -102,6 +104,8 @@ class Run:
         self.cluster = os.path.join(self.dir, 'keys', 'cluster.json')
         subprocess.run([self.tool('shardctl'), 'keys', 'new', self.cluster,
                         *(f'{n}={NETWORK}.{i + 1}:7100/cpu{2 * i},cpu{2 * i + 1}' for i, n in enumerate(self.names))], stdout=subprocess.DEVNULL, check=True)
+        if self.o.bulk == 'ucx':
+            subprocess.run([self.tool('shardctl'), 'keys', 'bulk', self.cluster, 'ucx', '--not-encrypted'], stdout=subprocess.DEVNULL, check=True)
         for host in self.names:
             self.start_host(host)
         for host in self.names:
@@ -163,7 +167,7 @@ class Run:
                 for line in f.read().splitlines()[-6:]:
                     say(f'{name}: {line}')
         print(f'scripts/chaos.sh --hosts {self.o.hosts} --replicas 2 --kills {max(1, self.kills)} --seed {self.seed} '
-              f'--rate {self.o.rate:g} --per-run {self.o.per_run} --steps {self.o.steps}{" --refill" * self.o.refill}', flush=True)
+              f'--rate {self.o.rate:g} --per-run {self.o.per_run} --steps {self.o.steps}{" --refill" * self.o.refill} --bulk {self.o.bulk}', flush=True)
         sys.exit(1)
 
     # -- Looking ---------------------------------------------------------------------------------
@@ -227,6 +231,14 @@ class Run:
         view = self.latest()
         return not view['out'] and not any(b['filling'] for b in view.get('behind', []))
 
+    def look_for_crashes(self):
+        """Who was not killed here and ended all the same was started again, and the digest is none the worse for it."""
+        for host in self.names:
+            with open(self.path(f'host_{host}.log'), encoding='utf-8', errors='replace') as f:
+                ends = CRASH.findall(f.read())
+            if ends:
+                self.fail(f'on host {host}: {ends[0]}')
+
     # -- Faults ----------------------------------------------------------------------------------
 
     def strike(self):
@@ -282,12 +294,16 @@ class Run:
         else:
             self.lose_one_way(i, k)
         self.until('one side is out', lambda: self.is_over() or self.view())
-        if not self.is_over():
-            lost = self.workers_of(self.view())
-            for rank in lost:
-                kill(self.workers[rank].pid)
-            self.move(lost, self.view())
         return said[kind]
+
+    def have_ended(self):
+        """All workers. One on a host that is out waits for as long as that is, and is started on another."""
+        out = self.view()
+        lost = [rank for rank in self.workers_of(out) if self.workers[rank].poll() is None]
+        for rank in lost:
+            kill(self.workers[rank].pid)
+        self.move(lost, out)
+        return all(w.poll() == 0 for w in self.workers.values())
 
     def workers_of(self, hosts):
         return [rank for rank in self.workers if self.place[rank] in hosts]
@@ -328,8 +344,9 @@ class Run:
             kind = f'nothing more: {self.view()[0]} is out'
         else:
             kind = self.lose_for_good()
-        self.until('the end', lambda: all(w.poll() == 0 for w in self.workers.values()))
+        self.until('the end', self.have_ended)
         self.look()
+        self.look_for_crashes()
         with open(self.path('worker_0.out'), encoding='utf-8', errors='replace') as f:
             digests = [line for line in f.read().splitlines() if line.startswith('digest ')]
         self.end()

@@ -64,7 +64,8 @@ def mesh(nodes, network):
             subprocess.run(['ip', 'link', 'add', f'v{k}', 'netns', node, 'type', 'veth', 'peer', 'name', f'v{i}', 'netns', nodes[k]], check=True)
     for i in range(len(nodes)):
         for k in range(len(nodes)):
-            if i != k:
+            if i != k:  # UCX takes interfaces that have an address
+                subprocess.run(['ip', '-n', nodes[i], 'addr', 'add', f'{network}.{i + 1}/32', 'dev', f'v{k}'], check=True)
                 mesh_join(nodes, network, i, k)
 
 
