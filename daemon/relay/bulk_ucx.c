@@ -192,9 +192,11 @@ static struct library library = {
 
 /* UCX reads these as it is loaded; what the environment says already stays. Its hooks of mmap()
  * rewrite libc's code, which the service forbids, for a cache that relays can do without; signals
- * and standard output are the relay's, and what fails is said by it. */
+ * and standard output are the relay's, and what fails is said by it. Memory that two processes of
+ * one host share is of no use between hosts, and is left in /dev/shm by a relay that is killed. */
 static int ucx_load(struct shd_err *e)
 {
+    setenv("UCX_TLS", "^sm", /* overwrite= */ 0);
     setenv("UCX_MEM_EVENTS", "n", /* overwrite= */ 0);
     setenv("UCX_HANDLE_ERRORS", "none", /* overwrite= */ 0);
     setenv("UCX_LOG_FILE", "stderr", /* overwrite= */ 0);

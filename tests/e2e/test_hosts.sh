@@ -26,6 +26,9 @@ start_a() { relay A; }
 start_b() { relay B --from a:cpu0,cpu1; }
 is_named() { "$bin/shardctl" status -a "$work/A" --json | grep -q '@b"'; }
 
+shared() { find /dev/shm -maxdepth 1 -name 'ucx_*' 2>/dev/null | sort; }
+before=$(shared)
+
 # A cluster file: keys_new DIRECTORY HOST...
 keys_new() {
     local file=$1/cluster.json
@@ -221,3 +224,4 @@ refused "$at" "bulk is 'rdma': \"tcp\" or \"ucx\""
 "$bin/shardctl" keys bulk "$work/keys/cluster.json" ucx 2>"$work/err" && fail "ucx is taken without --not-encrypted"
 grep -q 'say --not-encrypted as well' "$work/err" || fail "ucx is refused without what to say"
 echo "  what does not say that nothing is encrypted is refused"
+[ "$(shared)" = "$before" ] || fail "relays left memory that they shared: $(shared)"
