@@ -12,6 +12,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
 #include "proto/share/fdpass.h"
+#include "proto/share/segment_file.h"
 
 #define USEFUL_NS   NS_PER_S /* a daemon that was there for as long came back indeed */
 #define BUSY_NS_MAX (100 * NS_PER_MS)
@@ -358,7 +359,7 @@ static int receive_segment(struct link *link, const struct wire_segment *segment
                     "kind %d of %" PRIu64,
                     msg.kind, msg.bytes, (int)segment->kind, segment->bytes);
     else if (segment->place == SEGMENT_HOST) /* a GPU's is checked by its driver */
-        r = segment_check(fd, segment->kind, segment->bytes, e);
+        r = segment_shared_check(fd, segment->kind, segment->bytes, e);
     if (r == SHD_OK)
         *ret_fd = fd;
     else if (fd >= 0)

@@ -12,6 +12,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/share/admit.h"
+#include "proto/share/segment_file.h"
 
 #define SIDE_MS 10000
 #define POLL_MS 200
@@ -80,7 +81,7 @@ static int receive_segment(struct attach *a, const struct wire_segment *segment,
              msg.kind != segment->kind || msg.bytes != segment->bytes)
         r = err_set(e, SHD_EPROTO, "passes another segment than was claimed");
     else
-        r = segment_check(fd, segment->kind, segment->bytes, e);
+        r = segment_shared_check(fd, segment->kind, segment->bytes, e);
     if (r == SHD_OK)
         *ret_fd = fd;
     else if (fd >= 0)

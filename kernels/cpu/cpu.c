@@ -14,6 +14,7 @@
 #include "proto/base/failpoint.h"
 #include "proto/base/memory.h"
 #include "proto/base/sys.h"
+#include "proto/share/segment_file.h"
 #include "proto/spec/layout.h"
 
 /* The work that a thread takes at a time, which is the least worth waking another one for: some
@@ -373,7 +374,7 @@ static int cpu_segment_map(struct kern *k, int fd, enum segment_kind kind, uint6
                            struct segment *at, struct segment *ret_segment, struct shd_err *e)
 {
     (void)k;
-    int r = segment_check(fd, kind, bytes, e);
+    int r = segment_shared_check(fd, kind, bytes, e);
     if (r != SHD_OK || at == NULL)
         return r != SHD_OK ? r : segment_map(fd, kind, bytes, ret_segment, e);
     CHECK(at->bytes == bytes);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -157,19 +158,22 @@ static int take_blocks(int fd, const char *dir, uint64_t bytes, struct shd_err *
     return err_sys(e, SHD_EIO, "take %" PRIu64 " bytes in '%.150s'", bytes, dir);
 }
 
-/* Errors: of a descriptor that is not a segment on a file, as one word or two. */
-static const char *why_no_file(int fd, const struct stat *st, uint64_t bytes)
+/* Errors: of a descriptor that is not a segment on a file, as one word or two. lent: by another
+ * process, which may be another user's. */
+static const char *why_no_file(int fd, const struct stat *st, uint64_t bytes, bool lent)
 {
     const int flags = fcntl(fd, F_GETFL);
     if (!S_ISREG(st->st_mode))
         return "no regular file";
     if (st->st_nlink != 0)
         return "a file with a name";
-    if (st->st_uid != geteuid())
+    if (!lent && st->st_uid != geteuid())
         return "another user's file";
     if ((st->st_mode & (S_IRWXG | S_IRWXO)) != 0)
         return "a file that others may open";
-    if (flags < 0 || (flags & O_ACCMODE) != O_RDWR)
+    if (lent && (flags < 0 || (flags & O_ACCMODE) != O_RDONLY))
+        return "a file that is open to be written";
+    if (!lent && (flags < 0 || (flags & O_ACCMODE) != O_RDWR))
         return "a file that is not open to read and write";
     if (bytes == 0 || bytes % SHD_PAGE_BYTES != 0 || bytes > BYTES_MAX)
         return "not whole pages";
@@ -180,12 +184,12 @@ static const char *why_no_file(int fd, const struct stat *st, uint64_t bytes)
     return NULL;
 }
 
-static int check_file(int fd, enum segment_kind kind, uint64_t bytes, struct shd_err *e)
+static int check_file(int fd, enum segment_kind kind, uint64_t bytes, bool lent, struct shd_err *e)
 {
     struct stat st;
     if (fstat(fd, &st) != 0)
         return err_sys(e, SHD_ESEGMENT, "stat %s segment", segment_kind_name(kind));
-    const char *why = why_no_file(fd, &st, bytes);
+    const char *why = why_no_file(fd, &st, bytes, lent);
     if (why == NULL)
         return SHD_OK;
     return err_set(e, SHD_ESEGMENT,
@@ -215,7 +219,7 @@ static int make_file(const char *dir, enum segment_kind kind, uint64_t bytes, in
     if (r == SHD_OK)
         r = take_blocks(fd, dir, bytes, e);
     if (r == SHD_OK)
-        r = check_file(fd, kind, bytes, e);
+        r = check_file(fd, kind, bytes, /* lent= */ false, e);
     if (r != SHD_OK) {
         close(fd);
         return r;
@@ -224,27 +228,66 @@ static int make_file(const char *dir, enum segment_kind kind, uint64_t bytes, in
     return SHD_OK;
 }
 
-int segment_file_new(const char *dir, enum segment_kind kind, uint64_t bytes,
-                     struct segment *ret_segment, struct shd_err *e)
+int segment_file_room(const char *dir, enum segment_kind kind, uint64_t bytes, int *ret_fd,
+                      struct shd_err *e)
 {
-    CHECK(bytes > 0 && !segment_kind_readonly(kind));
+    CHECK(bytes > 0);
     const char *name = segment_kind_name(kind);
     if (bytes > BYTES_MAX)
         return err_set(e, SHD_ENOMEM, "%s segment of %" PRIu64 " bytes: the limit is %" PRIu64,
                        name, bytes, BYTES_MAX);
     const uint64_t whole = layout_align(bytes, SHD_PAGE_BYTES);
-    struct segment s = SEGMENT_CLOSED;
+    const int r = make_file(dir, kind, whole, ret_fd, e);
+    return r == SHD_OK ? r
+                       : err_prefix(e, "%s segment of %" PRIu64 " bytes on a file", name, whole);
+}
+
+int segment_file_new(const char *dir, enum segment_kind kind, uint64_t bytes,
+                     struct segment *ret_segment, struct shd_err *e)
+{
+    CHECK(!segment_kind_readonly(kind));
     int fd = -1;
-    int r = make_file(dir, kind, whole, &fd, e);
-    if (r == SHD_OK)
-        r = segment_map(fd, kind, whole, &s, e);
+    int r = segment_file_room(dir, kind, bytes, &fd, e);
+    if (r != SHD_OK)
+        return r;
+    struct segment s = SEGMENT_CLOSED;
+    r = segment_map(fd, kind, layout_align(bytes, SHD_PAGE_BYTES), &s, e);
     if (r != SHD_OK) {
-        if (fd >= 0)
-            close(fd);
-        return err_prefix(e, "%s segment of %" PRIu64 " bytes on a file", name, whole);
+        close(fd);
+        return err_prefix(e, "%s segment on a file", segment_kind_name(kind));
     }
     s.file = true;
     *ret_segment = s;
+    return SHD_OK;
+}
+
+/* A descriptor of the same file that only reads. */
+static int open_to_read(int fd)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return fchmod(fd, S_IRUSR) == 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+}
+
+int segment_file_lend(int fd, enum segment_kind kind, uint64_t bytes, struct segment *ret_segment,
+                      struct shd_err *e)
+{
+    CHECK(segment_kind_readonly(kind));
+    const char *name = segment_kind_name(kind);
+    const int r = check_file(fd, kind, bytes, /* lent= */ false, e);
+    if (r != SHD_OK)
+        return r;
+    void *base = sys_mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        return err_sys(e, SHD_ENOMEM, "map %s segment of %" PRIu64 " bytes on a file", name, bytes);
+    const int reads = open_to_read(fd);
+    if (reads < 0) {
+        const int failed = err_sys(e, SHD_EIO, "open %s segment to be read", name);
+        munmap(base, bytes);
+        return failed;
+    }
+    close(fd); /* the mapping alone writes */
+    *ret_segment = (struct segment){ .fd = reads, .base = base, .bytes = bytes, .file = true };
     return SHD_OK;
 }
 
@@ -274,13 +317,28 @@ static bool is_memfd(int fd)
     return seals >= 0 && seals != F_SEAL_SEAL;
 }
 
+bool segment_file_is(int fd)
+{
+    return !is_memfd(fd);
+}
+
+int segment_shared_check(int fd, enum segment_kind kind, uint64_t bytes, struct shd_err *e)
+{
+    struct stat st;
+    const bool file = kind == SEGMENT_PUBLISH && !is_memfd(fd) && fstat(fd, &st) == 0 &&
+                      S_ISREG(st.st_mode);
+    return file ? check_file(fd, kind, bytes, /* lent= */ true, e)
+                : segment_check(fd, kind, bytes, e);
+}
+
 int segment_kept_check(int fd, enum segment_kind kind, uint64_t bytes, bool *ret_file,
                        struct shd_err *e)
 {
     struct stat st;
     const bool file = !segment_kind_readonly(kind) && !is_memfd(fd) && fstat(fd, &st) == 0 &&
                       S_ISREG(st.st_mode);
-    const int r = file ? check_file(fd, kind, bytes, e) : segment_check(fd, kind, bytes, e);
+    const int r = file ? check_file(fd, kind, bytes, /* lent= */ false, e)
+                       : segment_check(fd, kind, bytes, e);
     if (r == SHD_OK)
         *ret_file = file;
     return r;

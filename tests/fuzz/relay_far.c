@@ -8,7 +8,7 @@
 #include "daemon/relay/attach.h"
 #include "daemon/relay/bulk_head.h"
 #include "daemon/relay/thread.h"
-#include "proto/share/segment.h"
+#include "proto/share/segment_file.h"
 
 #define TICKETS 16u
 
@@ -341,7 +341,7 @@ int attach_claim(struct attach *a, const struct wire_segment *segment, int *ret_
                        (unsigned long long)segment->bytes);
     if (at->fd < 0)
         CHECK(segment_new("fuzz", segment->kind, segment->bytes, at, e) == SHD_OK);
-    const int r = segment_check(at->fd, segment->kind, segment->bytes, e);
+    const int r = segment_shared_check(at->fd, segment->kind, segment->bytes, e);
     if (r == SHD_OK)
         *ret_fd = fcntl(at->fd, F_DUPFD_CLOEXEC, 0);
     return r;

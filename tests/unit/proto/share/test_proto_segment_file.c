@@ -119,6 +119,74 @@ TEST(successor_maps_what_its_predecessor_wrote)
     remove_dir();
 }
 
+TEST(lent_segment_is_written_by_its_maker_alone)
+{
+    struct shd_err e = { 0 };
+    struct segment s = SEGMENT_CLOSED, read = SEGMENT_CLOSED;
+    struct stat st;
+    char path[64];
+    int fd = -1;
+    const int before = fds_open();
+    EXPECT_OK(segment_file_room(make_dir(), SEGMENT_PUBLISH, 2 * PAGE - 1, &fd, &e), &e);
+    EXPECT_OK(segment_file_lend(fd, SEGMENT_PUBLISH, 2 * PAGE, &s, &e), &e);
+    EXPECT(s.file && s.bytes == 2 * PAGE && fds_open() == before + 1);
+    EXPECT_OK(segment_shared_check(s.fd, SEGMENT_PUBLISH, 2 * PAGE, &e), &e);
+    EXPECT_OK(segment_map(dup(s.fd), SEGMENT_PUBLISH, 2 * PAGE, &read, &e), &e);
+    strcpy(s.base, "lent");
+    EXPECT_STR(read.base, "lent");
+    EXPECT_EQ(fstat(s.fd, &st), 0);
+    EXPECT_EQ(st.st_mode & 07777, 0400);
+    EXPECT(sys_mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, s.fd, 0) == MAP_FAILED);
+    EXPECT(mprotect(read.base, PAGE, PROT_READ | PROT_WRITE) < 0 && errno == EACCES);
+    EXPECT(ftruncate(s.fd, 0) < 0 && write(s.fd, "x", 1) < 0);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", s.fd);
+    if (geteuid() != 0) /* who may do everything */
+        EXPECT(open(path, O_RDWR | O_CLOEXEC) < 0 && errno == EACCES);
+    segment_close(&read);
+    segment_close(&s);
+    EXPECT_EQ(fds_open(), before);
+    remove_dir();
+}
+
+/* What a receiver is handed in the place of one. */
+TEST(what_is_not_lent_is_refused_by_who_receives_it)
+{
+    struct shd_err e = { 0 };
+    struct segment s;
+    char path[64], name[128];
+    int fd = -1;
+    EXPECT_OK(segment_file_room(make_dir(), SEGMENT_PUBLISH, 2 * PAGE, &fd, &e), &e);
+    EXPECT_STATUS(segment_shared_check(fd, SEGMENT_PUBLISH, 2 * PAGE, &e), SHD_ESEGMENT);
+    EXPECT_HAS(e.text, "publish segment is a file that is open to be written");
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    const int reads = open(path, O_RDONLY | O_CLOEXEC);
+    EXPECT_OK(segment_shared_check(reads, SEGMENT_PUBLISH, 2 * PAGE, &e), &e);
+    for (enum segment_kind kind = SEGMENT_STATE; kind <= SEGMENT_REPLIES; kind++)
+        if (kind != SEGMENT_PUBLISH)
+            EXPECT_STATUS(segment_shared_check(reads, kind, 2 * PAGE, &e), SHD_ESEGMENT);
+    EXPECT_STATUS(segment_shared_check(reads, SEGMENT_PUBLISH, 3 * PAGE, &e), SHD_ESEGMENT);
+    EXPECT_HAS(e.text, "a file of another size");
+    EXPECT_EQ(fchmod(fd, 0640), 0);
+    EXPECT_STATUS(segment_shared_check(reads, SEGMENT_PUBLISH, 2 * PAGE, &e), SHD_ESEGMENT);
+    EXPECT_HAS(e.text, "a file that others may open");
+    EXPECT_STATUS(segment_file_lend(fd, SEGMENT_PUBLISH, 2 * PAGE, &s, &e), SHD_ESEGMENT);
+    EXPECT_EQ(fchmod(fd, 0600), 0);
+    EXPECT_EQ(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, PAGE, PAGE), 0);
+    EXPECT_STATUS(segment_shared_check(reads, SEGMENT_PUBLISH, 2 * PAGE, &e), SHD_ESEGMENT);
+    EXPECT_HAS(e.text, "a file without all of its blocks");
+    close(reads);
+    close(fd);
+    snprintf(name, sizeof name, "%s/named", dir);
+    fd = open(name, O_RDONLY | O_CREAT | O_CLOEXEC, 0600);
+    EXPECT_STATUS(segment_shared_check(fd, SEGMENT_PUBLISH, PAGE, &e), SHD_ESEGMENT);
+    EXPECT_HAS(e.text, "a file with a name");
+    EXPECT_EQ(unlink(name), 0);
+    close(fd);
+    EXPECT_STATUS(segment_file_room("/var/tmp/none-such", SEGMENT_PUBLISH, PAGE, &fd, &e),
+                  SHD_EINVAL);
+    remove_dir();
+}
+
 /* A descriptor of a file in dir, as it should be but for what the caller changes. */
 static int file_of(uint64_t bytes)
 {
