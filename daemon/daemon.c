@@ -221,7 +221,7 @@ static int start_parts(struct daemon *d, const struct daemon_config *config, str
     if (r == SHD_OK)
         r = start_device(d, config, e);
     if (r == SHD_OK)
-        r = homes_new(config->state, config->snapshots, &h->homes, e);
+        r = homes_new(&config->homes, &h->homes, e);
     if (r == SHD_OK)
         r = keeper_init(d->keeper, d->loop, h->homes, e);
     if (r == SHD_OK)

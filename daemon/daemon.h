@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/base/homes.h"
 #include "daemon/model/quota.h"
 #include "proto/base/status.h"
 
@@ -20,9 +21,9 @@ struct daemon_config {
     const char *runtime_dir; /* absolute; made with mode 0700 when missing */
     uint32_t threads;        /* compute threads of a host device; 0: one per CPU */
     bool pin;
-    const char *isa;               /* NULL: the best ones (kern.h) */
-    const char *status_address;    /* NULL: none; else HOST:PORT for HTTP over TCP as well */
-    const char *state, *snapshots; /* where these are made: "memory", "file:DIR"; NULL: memory */
+    const char *isa;            /* NULL: the best ones (kern.h) */
+    const char *status_address; /* NULL: none; else HOST:PORT for HTTP over TCP as well */
+    struct homes_words homes;   /* where what is large is made */
     struct quota_config quota;
 };
 

@@ -165,9 +165,13 @@ static void add_device_flags(struct flag_table *table, struct words *w,
         { "state", 0, FLAG_STRING, "WHERE",
           "where models' parameters, moments and sums are: memory, or" NEXT
           "file:DIR, files without names on a disk (memory); cpuI only",
-          &config->state, 0, 0 },
+          &config->homes.state, 0, 0 },
+        { "publish", 0, FLAG_STRING, "WHERE",
+          "where what workers read is: memory or file:DIR (memory); cpuI" NEXT "only",
+          &config->homes.publish, 0, 0 },
         { "snapshots", 0, FLAG_STRING, "WHERE",
-          "where models' snapshots are: memory or file:DIR (memory)", &config->snapshots, 0, 0 },
+          "where models' snapshots are: memory or file:DIR (memory)", &config->homes.snapshots, 0,
+          0 },
     };
     FLAGS_ADD(table, rows);
 }

@@ -9,22 +9,30 @@
 #include "proto/share/segment_file.h"
 
 #define STATE     "--state"
+#define PUBLISH   "--publish"
 #define SNAPSHOTS "--snapshots"
 
 struct homes {
-    struct segment_home state, snapshots;
+    struct segment_home state, publish, snapshots;
     struct pager *pager; /* owned */
 };
 
-int homes_new(const char *state, const char *snapshots, struct homes **ret_homes, struct shd_err *e)
+static int parse(const char *flag, const char *word, struct segment_home *ret_home,
+                 struct shd_err *e)
+{
+    return segment_home_parse(flag, word != NULL ? word : "memory", ret_home, e);
+}
+
+int homes_new(const struct homes_words *words, struct homes **ret_homes, struct shd_err *e)
 {
     struct homes *h = sys_calloc(1, sizeof *h);
     if (h == NULL)
         return err_set(e, SHD_ENOMEM, "no memory to say where models are");
-    int r = segment_home_parse(STATE, state != NULL ? state : "memory", &h->state, e);
+    int r = parse(STATE, words->state, &h->state, e);
     if (r == SHD_OK)
-        r = segment_home_parse(SNAPSHOTS, snapshots != NULL ? snapshots : "memory", &h->snapshots,
-                               e);
+        r = parse(PUBLISH, words->publish, &h->publish, e);
+    if (r == SHD_OK)
+        r = parse(SNAPSHOTS, words->snapshots, &h->snapshots, e);
     if (r == SHD_OK)
         r = pager_new(&h->pager, e);
     if (r == SHD_OK)
@@ -55,10 +63,12 @@ static int check(const struct segment_home *home, const char *flag, bool success
 
 int homes_check(const struct homes *h, const char *device, bool successor, struct shd_err *e)
 {
-    if (h->state.file && device != NULL)
-        return err_set(e, SHD_EINVAL, "--state file: is of host devices, %s has memory of its own",
-                       device);
-    const int r = check(&h->state, STATE, successor, e);
+    if ((h->state.file || h->publish.file) && device != NULL)
+        return err_set(e, SHD_EINVAL, "%s file: is of host devices, %s has memory of its own",
+                       h->state.file ? STATE : PUBLISH, device);
+    int r = check(&h->state, STATE, successor, e);
+    if (r == SHD_OK)
+        r = check(&h->publish, PUBLISH, successor, e);
     return r == SHD_OK ? check(&h->snapshots, SNAPSHOTS, successor, e) : r;
 }
 
@@ -78,6 +88,11 @@ void homes_free(struct homes *h)
 const struct segment_home *homes_state(const struct homes *h)
 {
     return h != NULL ? &h->state : NULL;
+}
+
+const struct segment_home *homes_publish(const struct homes *h)
+{
+    return h != NULL ? &h->publish : NULL;
 }
 
 const struct segment_home *homes_snapshots(const struct homes *h)

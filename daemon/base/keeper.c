@@ -32,6 +32,7 @@ static const char *const part_names[KEEPER_PARTS] = {
     [KEEPER_STATE] = "-state",
     [KEEPER_SPILL] = "-spill",
     [KEEPER_SPARE] = "-spare",
+    [KEEPER_NEXT] = "-next",
     [KEEPER_PUT] = "-put",
     [KEEPER_COMMON] = "-common",
     [KEEPER_MOVED] = "-moved",
@@ -198,8 +199,9 @@ int keeper_store(const struct keeper *k, uint64_t instance, enum keeper_part par
 
 void keeper_remove(const struct keeper *k, uint64_t instance)
 {
-    static const enum keeper_part order[] = { KEEPER_PUT,   KEEPER_SPARE,  KEEPER_SPILL,
-                                              KEEPER_STATE, KEEPER_COMMON, KEEPER_LEDGER };
+    static const enum keeper_part order[] = { KEEPER_PUT,   KEEPER_NEXT,  KEEPER_SPARE,
+                                              KEEPER_SPILL, KEEPER_STATE, KEEPER_COMMON,
+                                              KEEPER_LEDGER };
     for (int i = 0; i < KEEPER_SNAPSHOTS; i++)
         add_removal(k, instance, (enum keeper_part)(KEEPER_SNAPSHOT + i));
     for (size_t i = 0; i < ARRAY_SIZE(order); i++)
@@ -217,6 +219,7 @@ void keeper_remove_part(const struct keeper *k, uint64_t instance, enum keeper_p
 static const char *dir_of(const struct keeper *k, enum keeper_part part)
 {
     const struct segment_home *home = part == KEEPER_STATE      ? homes_state(k->homes)
+                                      : part == KEEPER_NEXT     ? homes_publish(k->homes)
                                       : part >= KEEPER_SNAPSHOT ? homes_snapshots(k->homes)
                                                                 : NULL;
     return home != NULL && home->file ? home->dir : NULL;
@@ -249,6 +252,18 @@ int keeper_segment_new(const struct keeper *k, enum keeper_part part, enum segme
     return segment_new(name, kind, bytes, ret_segment, e);
 }
 
+int keeper_room_new(const struct keeper *k, enum keeper_part part, enum segment_kind kind,
+                    uint64_t bytes, int *ret_fd, struct shd_err *e)
+{
+    return segment_file_room(dir_of(k, part), kind, bytes, ret_fd, e);
+}
+
+int keeper_room_lend(int fd, enum segment_kind kind, uint64_t bytes, struct segment *ret_segment,
+                     struct shd_err *e)
+{
+    return segment_file_lend(fd, kind, bytes, ret_segment, e);
+}
+
 int keeper_segment_map(int fd, enum segment_kind kind, uint64_t bytes, struct segment *ret_segment,
                        struct shd_err *e)
 {
@@ -260,6 +275,13 @@ void keeper_segment_behind(const struct keeper *k, const struct segment *s, uint
 {
     if (s->file)
         pager_behind(homes_pager(k->homes), s, at, bytes, /* done= */ NULL);
+}
+
+void keeper_segment_write(const struct keeper *k, const struct segment *s, uint64_t at,
+                          uint64_t bytes)
+{
+    if (s->file)
+        pager_write(homes_pager(k->homes), s, at, bytes);
 }
 
 void keeper_segment_close(const struct keeper *k, struct segment *s)

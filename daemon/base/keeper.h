@@ -3,8 +3,8 @@
  * all of them to a successor, FDSTOREREMOVE=1 takes one out.
  *
  * A model's descriptors are named after its instance: m<16 hex digits>-ledger, -state, -spill,
- * -spare, -put, -common, -snap0 to -snap7. The ledger goes in first and out last, so that whatever
- * lies there without one is not ours, but for -moved, which is of no model.
+ * -spare, -next, -put, -common, -snap0 to -snap7. The ledger goes in first and out last, so that
+ * whatever lies there without one is not ours, but for -moved, which is of no model.
  *
  * Failure modes: no manager (NOTIFY_SOCKET is not set): nothing is stored, state dies with the
  * process, and Status says so. A manager that does not take a descriptor in time: an error to who
@@ -30,6 +30,7 @@ enum keeper_part {
     KEEPER_STATE,
     KEEPER_SPILL,
     KEEPER_SPARE,
+    KEEPER_NEXT, /* the file that a successor publishes in */
     KEEPER_PUT,
     KEEPER_COMMON,   /* other models have it as well */
     KEEPER_MOVED,    /* of no model: where one has gone, and its own instance (model/moved.h) */
@@ -72,7 +73,8 @@ int keeper_store(const struct keeper *k, uint64_t instance, enum keeper_part par
 /* -- What it is given ----------------------------------------------------------------------------
  */
 
-/* A part that may be on a file (KEEPER_STATE, KEEPER_SNAPSHOT) is made there, not in memory. */
+/* A part that may be on a file (KEEPER_STATE, KEEPER_NEXT, KEEPER_SNAPSHOT) is made there, not in
+ * memory. */
 bool keeper_on_file(const struct keeper *k, enum keeper_part part);
 
 /* "memory", or "file:DIR". */
@@ -84,6 +86,14 @@ const char *keeper_home(const struct keeper *k, enum keeper_part part, char buf[
 int keeper_segment_new(const struct keeper *k, enum keeper_part part, enum segment_kind kind,
                        uint64_t bytes, struct segment *ret_segment, struct shd_err *e);
 
+/* One on a file that is not mapped yet: segment_file_room(), of a part that is to be on files. */
+int keeper_room_new(const struct keeper *k, enum keeper_part part, enum segment_kind kind,
+                    uint64_t bytes, int *ret_fd, struct shd_err *e);
+
+/* segment_file_lend(), of such a one. */
+int keeper_room_lend(int fd, enum segment_kind kind, uint64_t bytes, struct segment *ret_segment,
+                     struct shd_err *e);
+
 /* One that a predecessor has left: segment_kept_map(). */
 int keeper_segment_map(int fd, enum segment_kind kind, uint64_t bytes, struct segment *ret_segment,
                        struct shd_err *e);
@@ -91,6 +101,9 @@ int keeper_segment_map(int fd, enum segment_kind kind, uint64_t bytes, struct se
 /* Write a range of one on a file back, and give its pages up; as pager_behind(). Any thread. */
 void keeper_segment_behind(const struct keeper *k, const struct segment *s, uint64_t at,
                            uint64_t bytes);
+/* As pager_write(), of one on a file. */
+void keeper_segment_write(const struct keeper *k, const struct segment *s, uint64_t at,
+                          uint64_t bytes);
 void keeper_segment_close(const struct keeper *k, struct segment *s); /* as pager_close() */
 
 void keeper_forget(struct keeper_group *g); /* close what nobody took */

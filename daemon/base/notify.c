@@ -63,7 +63,8 @@ static void probed(struct task *task)
 static uint64_t blocks_moved(const struct daemon *d)
 {
     struct rusage usage;
-    if (!keeper_on_file(d->keeper, KEEPER_STATE) && !keeper_on_file(d->keeper, KEEPER_SNAPSHOT))
+    if (!keeper_on_file(d->keeper, KEEPER_STATE) && !keeper_on_file(d->keeper, KEEPER_NEXT) &&
+        !keeper_on_file(d->keeper, KEEPER_SNAPSHOT))
         return 0;
     return getrusage(RUSAGE_SELF, &usage) == 0
                ? (uint64_t)usage.ru_inblock + (uint64_t)usage.ru_oublock

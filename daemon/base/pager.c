@@ -23,6 +23,7 @@ struct job {
     uint64_t at, bytes;
     struct kern_done *done; /* or NULL */
     bool closes;
+    bool stays; /* it is begun to be written, and no more */
 };
 
 /* A queue and its thread. */
@@ -144,7 +145,7 @@ static void begin_writing(const struct lane *l, const struct job *job)
 
 static void end_writing(const struct lane *l, const struct job *job)
 {
-    if (!l->stops) {
+    if (!l->stops && !job->stays) {
         sync_file_range(job->segment.fd, (off_t)job->at, (off_t)job->bytes,
                         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
                             SYNC_FILE_RANGE_WAIT_AFTER);
@@ -183,6 +184,14 @@ void pager_behind(struct pager *p, const struct segment *s, uint64_t at, uint64_
     const bool queued = s->file && bytes > 0 && lane_push(&p->behind, &job, /* waits= */ false);
     if (!queued && done != NULL)
         done->fn(done, SHD_OK);
+}
+
+void pager_write(struct pager *p, const struct segment *s, uint64_t at, uint64_t bytes)
+{
+    CHECK(at <= s->bytes && bytes <= s->bytes - at);
+    const struct job job = { .segment = *s, .at = at, .bytes = bytes, .stays = true };
+    if (s->file && bytes > 0)
+        lane_push(&p->behind, &job, /* waits= */ false);
 }
 
 void pager_close(struct pager *p, struct segment *s)

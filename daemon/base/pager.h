@@ -31,13 +31,17 @@ int pager_new(struct pager **ret_pager, struct shd_err *e);
 void pager_stop(struct pager *p);
 void pager_free(struct pager *p); /* stopped; NULL is a no-op */
 
-/* Any thread, for these three. Have the kernel read a range, soon. */
+/* Any thread, for these four. Have the kernel read a range, soon. */
 void pager_ahead(struct pager *p, const struct segment *s, uint64_t at, uint64_t bytes);
 
 /* Write a range back and give its pages up. done: NULL, or fires exactly once, on any thread, also
  * this one's. */
 void pager_behind(struct pager *p, const struct segment *s, uint64_t at, uint64_t bytes,
                   struct kern_done *done);
+
+/* Have a range written, soon, that stays in the page cache for others who read it: the kernel gives
+ * written pages up as it needs them. */
+void pager_write(struct pager *p, const struct segment *s, uint64_t at, uint64_t bytes);
 
 /* segment_close(), of any segment of the host's: of one on a file behind what is queued for it. It
  * is the pager's from here on, and *s is SEGMENT_CLOSED. p: NULL closes it at once. */

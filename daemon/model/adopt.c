@@ -265,6 +265,7 @@ static void resume_model(struct daemon *d, struct model *m)
     board_set_attempt(m->board, step_collecting(m->core), ledger_resets(m->ledger) + 1);
     snapshots_say(m);
     keeper_segment_behind(d->keeper, &m->state, 0, m->state.bytes);
+    keeper_segment_write(d->keeper, &m->publish, 0, m->publish.bytes);
     for (uint32_t u = 0; u < m->spec->unit_count; u++) {
         step_resume(m->core, u, &actions);
         apply_actions(m, &actions); /* completions wait until the loop runs */
@@ -290,6 +291,7 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     *m->ledger = *l;
     m->kept.stored = m->kept.adopted = true;
     m->kept.spare_fd = g->fd[KEEPER_SPARE];
+    m->kept.next_fd = g->fd[KEEPER_NEXT];
     r = model_share(m, e); /* first: others may have taken the memory */
     if (r == SHD_OK)
         r = map_state(m, g, e);
@@ -305,7 +307,7 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
         common_unadopt(m);
         unmap_state(d, &m->state);
         unmap_host(&m->spill->segment);
-        m->kept.spare_fd = -1; /* the group's, which keeps it */
+        m->kept.spare_fd = m->kept.next_fd = -1; /* the group's, which keeps it */
         model_free(m);
         return r;
     }

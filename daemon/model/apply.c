@@ -208,7 +208,7 @@ static int run_here(struct model_unit *mu, const struct kern_op *op, struct shd_
 {
     const struct model *m = mu->model;
     int status;
-    if (m->state.file)
+    if (m->state.file || m->publish.file)
         return SHD_PENDING;
     const int here = m->kern->ops->run_here(m->kern, op, &status, e);
     if (here == SHD_OK)
@@ -441,6 +441,7 @@ static void act(struct model *m, const struct step_action *a, bool *ret_wake)
         return;
     case STEP_DO_PUBLISH:
         board_publish(m->board, a->unit, a->step);
+        capture_published(m, a->unit);
         m->daemon->hooks->published(m->daemon, board_awaited(m->handle, a->unit));
         note(m->metrics,
              &(struct note){

@@ -1,11 +1,13 @@
 /* See capture.h. */
 #include "daemon/model/capture.h"
 
+#include "daemon/base/keeper.h"
 #include "daemon/model/checkpoint.h"
 #include "daemon/model/model.h"
 #include "daemon/model/paging.h"
 #include "daemon/model/pin.h"
 #include "daemon/model/snapshots.h"
+#include "proto/share/shardmap.h"
 
 int capture_before_update(struct model *m, uint32_t unit, struct shd_err *e)
 {
@@ -24,6 +26,12 @@ int capture_before_work(struct model *m, uint32_t unit, bool updates, bool all, 
 void capture_worked(struct model *m, uint32_t unit, bool all, bool over)
 {
     paging_done(m, unit, all, over);
+}
+
+void capture_published(struct model *m, uint32_t unit)
+{
+    keeper_segment_write(m->kept.keeper, &m->publish, shardmap_publish_offset_bytes(m->map, unit),
+                         shardmap_publish_slice_bytes(m->map, unit));
 }
 
 void capture_moved(struct model *m)

@@ -23,6 +23,9 @@ int capture_before_update(struct model *m, uint32_t unit, struct shd_err *e);
 int capture_before_work(struct model *m, uint32_t unit, bool updates, bool all, struct shd_err *e);
 void capture_worked(struct model *m, uint32_t unit, bool all, bool over);
 
+/* A unit's new parameters are published: of those on a file what was changed is written. */
+void capture_published(struct model *m, uint32_t unit);
+
 /* The model's phase has changed. */
 void capture_moved(struct model *m);
 

@@ -1,8 +1,10 @@
 /* See memory.h. */
 #include "daemon/model/memory.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "daemon/base/keeper.h"
 #include "daemon/core/ledger.h"
@@ -20,7 +22,7 @@
 
 int memory_init(struct model *m, struct shd_err *e)
 {
-    m->kept.spare_fd = -1;
+    m->kept.spare_fd = m->kept.next_fd = -1;
     return spare_new(m, e);
 }
 
@@ -31,7 +33,8 @@ static int check_room(const struct model *m, const struct ledger_shape *shape, s
     const struct owner_ask ask = { .spec_bytes = shape->spec_bytes,
                                    .returns = shape->micros,
                                    .keeper = spare_bytes_first(m) > 0,
-                                   .on_file = m->state.file };
+                                   .on_file = m->state.file,
+                                   .publish_on_file = m->publish.file };
     const struct owner_bytes b = owner_bytes(m->map, &ask);
     if (ops->place == SEGMENT_HOST)
         return reserve_check(b.all - m->json.segment.bytes, RESERVE_SPARED, e); /* it is taken */
@@ -45,7 +48,9 @@ static int check_room(const struct model *m, const struct ledger_shape *shape, s
 
 static int share(struct model *m, struct shd_err *e)
 {
-    int r = m->kern->ops->segment_new(m->kern, "shardd-publish", SEGMENT_PUBLISH,
+    int r = SHD_OK;
+    if (!m->publish.file)
+        r = m->kern->ops->segment_new(m->kern, "shardd-publish", SEGMENT_PUBLISH,
                                       shardmap_publish_bytes(m->map), &m->publish, e);
     if (r == SHD_OK)
         r = segment_new("shardd-board", SEGMENT_BOARD, board_bytes(m->map->units),
@@ -79,9 +84,16 @@ static int take_quota(const struct model *m, const struct ledger_shape *shape, u
     return r == SHD_OK ? quota_take(m->kept.quota, *ret_bytes, "the state", e) : r;
 }
 
-void memory_count_kept(const struct model *m)
+void memory_adopted(struct model *m)
 {
     quota_have(m->kept.quota, kept_bytes(m));
+    spare_next_taken(m);
+}
+
+void memory_registered(struct model *m)
+{
+    if (m->kept.adopted)
+        spare_watch(m);
 }
 
 /* Under the lock. */
@@ -111,7 +123,8 @@ static int store_kept(struct model *m, struct shd_err *e)
         int fd;
     } parts[] = { { KEEPER_LEDGER, m->ledger_segment.fd },
                   { KEEPER_STATE, m->state.fd },
-                  { KEEPER_SPARE, m->kept.spare_fd } };
+                  { KEEPER_SPARE, m->kept.spare_fd },
+                  { KEEPER_NEXT, m->kept.next_fd } };
     int r = SHD_OK;
     m->kept.stored = true; /* one of them at least, from here on */
     for (size_t i = 0; i < sizeof parts / sizeof *parts && r == SHD_OK; i++)
@@ -129,6 +142,26 @@ static int make_state_file(struct model *m, uint64_t bytes, struct shd_err *e)
     const int r = keeper_segment_new(k, KEEPER_STATE, SEGMENT_STATE, bytes, &m->state, e);
     FAIL_POINT("model:file:after");
     return r;
+}
+
+static int lend(struct model *m, int fd, struct shd_err *e)
+{
+    const int r = keeper_room_lend(fd, SEGMENT_PUBLISH, shardmap_publish_bytes(m->map), &m->publish,
+                                   e);
+    if (r != SHD_OK)
+        close(fd);
+    return r;
+}
+
+/* Likewise. */
+static int make_publish_file(struct model *m, struct shd_err *e)
+{
+    int fd = -1;
+    if (m->kern->ops->place != SEGMENT_HOST || !keeper_on_file(m->kept.keeper, KEEPER_NEXT))
+        return SHD_OK;
+    const int r = keeper_room_new(m->kept.keeper, KEEPER_NEXT, SEGMENT_PUBLISH,
+                                  shardmap_publish_bytes(m->map), &fd, e);
+    return r == SHD_OK ? lend(m, fd, e) : r;
 }
 
 /* Matrices are updated by the host alone. */
@@ -151,6 +184,10 @@ int memory_make(struct model *m, const struct ledger_shape *shape, struct shd_er
         r = take_quota(m, shape, &asked, e);
     if (r == SHD_OK)
         r = make_state_file(m, shape->state_bytes, e);
+    if (r == SHD_OK)
+        r = make_publish_file(m, e);
+    if (r == SHD_OK)
+        r = spare_next(m, e);
     if (r != SHD_OK)
         return r;
     reserve_lock();
@@ -174,8 +211,20 @@ void memory_passed(struct model *m, uint64_t bytes)
     paging_passed(m, bytes);
 }
 
+/* The group's file, which keeps it until nothing may fail; or a new one, where that made none. */
+static int publish_file_again(struct model *m, struct shd_err *e)
+{
+    if (m->kept.next_fd < 0)
+        return make_publish_file(m, e);
+    const int fd = fcntl(m->kept.next_fd, F_DUPFD_CLOEXEC, 0);
+    return fd >= 0 ? lend(m, fd, e) : err_sys(e, SHD_EIO, "have the next file a second time");
+}
+
 int memory_share_again(struct model *m, struct shd_err *e)
 {
+    int r = publish_file_again(m, e);
+    if (r != SHD_OK)
+        return r;
     const uint64_t bytes = spare_bytes_first(m);
     struct stat st;
     if (m->kept.spare_fd >= 0 && fstat(m->kept.spare_fd, &st) == 0)
@@ -183,7 +232,7 @@ int memory_share_again(struct model *m, struct shd_err *e)
     quota_have(m->kept.quota, m->kept.spare_bytes);
     reserve_lock();
     spare_give(m, bytes);
-    int r = reserve_check(bytes, RESERVE_SPARED_MIN, e);
+    r = reserve_check(bytes, RESERVE_SPARED_MIN, e);
     if (r == SHD_OK)
         r = share(m, e);
     reserve_unlock();
@@ -199,7 +248,10 @@ void memory_free(struct model *m)
     spare_free(m);
     common_free(m);
     segment_close(&m->board_segment);
-    m->kern->ops->segment_close(m->kern, &m->publish);
+    if (m->publish.file)
+        keeper_segment_close(m->kept.keeper, &m->publish);
+    else
+        m->kern->ops->segment_close(m->kern, &m->publish);
     segment_close(&m->ledger_segment);
     if (m->state.file)
         keeper_segment_close(m->kept.keeper, &m->state);

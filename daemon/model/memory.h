@@ -34,8 +34,12 @@ void memory_passed(struct model *m, uint64_t bytes);
  * SHD_EIO. */
 int memory_share_again(struct model *m, struct shd_err *e);
 
-/* Of an adopted one: what it had already counts, whatever is allowed. */
-void memory_count_kept(const struct model *m);
+/* Of an adopted one, once nothing may fail: what it had already counts, whatever is allowed, and
+ * what was kept for it to publish in is in use. */
+void memory_adopted(struct model *m);
+
+/* The daemon has it: of an adopted one what its own successor needs is taken in a while. */
+void memory_registered(struct model *m);
 
 /* All of it; of a model that was never complete, which is of no use to a successor, the keeper's,
  * too; of one that was dropped it is the host's when this returns. May wait for the keeper. */

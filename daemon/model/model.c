@@ -309,7 +309,7 @@ int model_plan(struct spec *spec, const struct model_home *home, struct model **
     m->json.segment = SEGMENT_CLOSED;
     m->spill->segment = SEGMENT_CLOSED;
     m->backlog_last = &m->backlog_first;
-    m->kept.spare_fd = -1;
+    m->kept.spare_fd = m->kept.next_fd = -1;
     const struct quota_maker maker = { home->maker.known, home->maker.uid, home->maker.gid };
     int r = check_device(spec, home->kern, e);
     if (r == SHD_OK)
@@ -353,9 +353,9 @@ int model_new(struct spec *spec, const struct model_home *home, struct model **r
     return r;
 }
 
-void model_adopted(const struct model *m)
+void model_adopted(struct model *m)
 {
-    memory_count_kept(m);
+    memory_adopted(m);
 }
 
 int model_take(const struct model *m, uint64_t bytes, const char *what, struct shd_err *e)
@@ -738,6 +738,7 @@ void model_register(struct daemon *d, struct model *m)
     d->models[d->model_count++] = m;
     m->metrics->daemon = d->metrics;
     m->metrics->place = model_place(m->handle);
+    memory_registered(m);
 }
 
 void model_unregister(struct model *m)

@@ -51,6 +51,7 @@ struct model_kept {              /* what outlives this process */
     const struct keeper *keeper; /* borrowed */
     uint64_t instance;           /* random; the keeper's names of the segments carry it */
     int spare_fd;                /* owned: memory for a successor (spare.h); -1: none */
+    int next_fd;                 /* owned: a file for its publish (spare.h); -1: none */
     _Atomic uint64_t spare_bytes;
     struct paging *paging;   /* owned: of a state on a file (paging.h); NULL: it is in memory */
     bool stored;             /* with the keeper */
@@ -172,7 +173,7 @@ bool model_one_count(const struct model *m);      /* of updates, for all its uni
 uint64_t model_state_bytes(const struct model *m);
 
 /* Memory of it, as quota_take() and its like count for it (quota.h). */
-void model_adopted(const struct model *m); /* what it had already */
+void model_adopted(struct model *m); /* what it had already */
 int model_take(const struct model *m, uint64_t bytes, const char *what, struct shd_err *e);
 void model_have(const struct model *m, uint64_t bytes);
 void model_give(const struct model *m, uint64_t bytes);

@@ -46,6 +46,8 @@ void spare_free(struct model *m)
 {
     if (m->kept.spare_fd >= 0)
         close(m->kept.spare_fd);
+    if (m->kept.next_fd >= 0)
+        close(m->kept.next_fd);
     free(m->spare);
 }
 
@@ -53,8 +55,39 @@ uint64_t spare_bytes_first(const struct model *m)
 {
     if (!m->kept.keeper->notify || m->kern->ops->place != SEGMENT_HOST)
         return 0;
-    return shardmap_publish_bytes(m->map) +
+    return (m->publish.file ? 0 : shardmap_publish_bytes(m->map)) +
            layout_align(board_bytes(m->map->units), SHD_PAGE_BYTES);
+}
+
+static bool wants_next(const struct model *m)
+{
+    const struct keeper *k = m->kept.keeper;
+    return m->publish.file && k->notify && keeper_on_file(k, KEEPER_NEXT) && m->kept.next_fd < 0;
+}
+
+int spare_next(struct model *m, struct shd_err *e)
+{
+    const uint64_t bytes = shardmap_publish_bytes(m->map);
+    if (!wants_next(m))
+        return SHD_OK;
+    int r = quota_take(m->kept.quota, bytes, "the file that a successor publishes in", e);
+    if (r != SHD_OK)
+        return r;
+    r = keeper_room_new(m->kept.keeper, KEEPER_NEXT, SEGMENT_PUBLISH, bytes, &m->kept.next_fd, e);
+    if (r != SHD_OK) {
+        quota_give(m->kept.quota, bytes);
+        return err_prefix(e, "for a successor");
+    }
+    return SHD_OK;
+}
+
+void spare_next_taken(struct model *m)
+{
+    if (m->kept.next_fd < 0)
+        return;
+    keeper_remove_part(m->kept.keeper, m->kept.instance, KEEPER_NEXT);
+    close(m->kept.next_fd);
+    m->kept.next_fd = -1;
 }
 
 static uint64_t bytes_wanted(const struct model *m)
@@ -167,6 +200,12 @@ static void settle(uv_work_t *work)
     if (s->work_status == SHD_OK && !had && m->kept.spare_fd >= 0)
         s->work_status = keeper_store(m->kept.keeper, m->kept.instance, KEEPER_SPARE,
                                       m->kept.spare_fd, &s->why);
+    if (s->work_status == SHD_OK && wants_next(m)) {
+        s->work_status = spare_next(m, &s->why);
+        if (s->work_status == SHD_OK)
+            s->work_status = keeper_store(m->kept.keeper, m->kept.instance, KEEPER_NEXT,
+                                          m->kept.next_fd, &s->why);
+    }
 }
 
 static void settled(uv_work_t *work, int cancelled)
@@ -175,13 +214,14 @@ static void settled(uv_work_t *work, int cancelled)
     struct spare *s = m->spare;
     (void)cancelled; /* nobody does */
     if (s->work_status != SHD_OK && !s->missed)
-        log_warn("op=spare model=%s status=%s why=\"%s\" do=\"free memory or raise the limit: a "
+        log_warn("op=spare model=%s status=%s why=\"%s\" do=\"free memory (on files: the disk) or "
+                 "raise the limit: a "
                  "successor of this process would wait for it\"",
                  m->ledger->head->name, status_name(s->work_status), s->why.text);
     s->missed = s->work_status != SHD_OK;
     s->settled = !s->missed;
     s->settles = false;
-    if (m->kept.spare_bytes != bytes_wanted(m))
+    if (m->kept.spare_bytes != bytes_wanted(m) || wants_next(m))
         spare_watch(m);
 }
 
@@ -192,7 +232,7 @@ static void look(uv_timer_t *timer)
     s->wanted = bytes_wanted(m);
     if (m->daemon->stopping || s->settles)
         return;
-    s->settled = m->kept.spare_bytes == s->wanted;
+    s->settled = m->kept.spare_bytes == s->wanted && !wants_next(m);
     if (s->settled)
         return;
     s->settles = true;

@@ -13,6 +13,10 @@
  *   adopted   spare -= publish + board
  *   settled   some seconds later, and when a session has ended: what it should be, if there is room
  *
+ * What is published on a file needs no memory. A file of its size, the next one, is the keeper's
+ * beside it, so that a disk which is full by then is in nobody's way: a successor publishes in that
+ * one, and makes another once it has settled.
+ *
  * Devices of their own memory have none: their drivers refuse, and kill nobody.
  *
  * Failure modes: no room to settle: said once in the log, and tried again.
@@ -41,6 +45,13 @@ int spare_grow(struct model *m, uint64_t bytes, struct shd_err *e);
 
 /* Give up to so many bytes back, to be taken again at once. Under the lock. */
 void spare_give(struct model *m, uint64_t bytes);
+
+/* The file that a successor publishes in, where that is to be on one and is not there yet. Takes
+ * its time. Errors: SHD_ENOMEM with the numbers, SHD_EIO and others of segment_file_new(). */
+int spare_next(struct model *m, struct shd_err *e);
+
+/* It is published in: the keeper's no more. */
+void spare_next_taken(struct model *m);
 
 /* A session's inbox, and as much more for a successor. Takes the lock. Errors: SHD_ENOMEM with the
  * numbers, SHD_EIO. */

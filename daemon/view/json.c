@@ -113,13 +113,16 @@ static void add_files(json_t *bytes, const struct view_model *vm)
                         json_integer((json_int_t)vm->bytes.common_counted));
     json_object_set_new(bytes, "snapshots", json_integer((json_int_t)vm->bytes.snapshots));
     json_object_set_new(bytes, "state_on_files", json_integer((json_int_t)vm->bytes.file_state));
+    json_object_set_new(bytes, "publish_on_files",
+                        json_integer((json_int_t)vm->bytes.file_publish));
     json_object_set_new(bytes, "snapshots_on_files",
                         json_integer((json_int_t)vm->bytes.file_snapshots));
 }
 
 static json_t *homes_json(const struct view_daemon *d)
 {
-    return json_pack("{s:s, s:s}", "state", d->state_home, "snapshots", d->snapshots_home);
+    return json_pack("{s:s, s:s, s:s}", "state", d->state_home, "publish", d->publish_home,
+                     "snapshots", d->snapshots_home);
 }
 
 static json_t *ms_or_null(bool seen, uint64_t ns)

@@ -139,9 +139,10 @@ static void write_files(const struct page *p)
         const struct view_model *m = &p->s->models[i];
         fprintf(p->out,
                 "shardd_file_bytes{device=\"%s\",model=\"%s\",kind=\"state\"} %" PRIu64
+                "\nshardd_file_bytes{device=\"%s\",model=\"%s\",kind=\"publish\"} %" PRIu64
                 "\nshardd_file_bytes{device=\"%s\",model=\"%s\",kind=\"snapshots\"} %" PRIu64 "\n",
                 p->device, m->spec->name, m->bytes.file_state, p->device, m->spec->name,
-                m->bytes.file_snapshots);
+                m->bytes.file_publish, p->device, m->spec->name, m->bytes.file_snapshots);
     }
 }
 

@@ -23,6 +23,7 @@ struct view_daemon view_daemon_of(const struct daemon *d)
                              .threads = d->threads,
                              .adopt = d->adopt };
     keeper_home(d->keeper, KEEPER_STATE, v.state_home);
+    keeper_home(d->keeper, KEEPER_NEXT, v.publish_home);
     keeper_home(d->keeper, KEEPER_SNAPSHOT, v.snapshots_home);
     snprintf(v.gpu_uuid, sizeof v.gpu_uuid, /* as a GPU's tools write it */
              "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],

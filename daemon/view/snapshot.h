@@ -98,10 +98,11 @@ struct view_model {
     uint64_t expected, returned, waiting;
     struct {
         uint64_t state, publish, inbox, board, ledger, spec, spill, spilled, spare, huge, snapshots;
-        uint64_t file_state, file_snapshots; /* on files: of such a state `state` is in memory */
-        uint64_t common, common_counted;     /* frozen units that forks have as well; here */
-        uint64_t counted;                    /* for quotas, */
-        struct view_maker maker;             /* of whom */
+        uint64_t file_state, file_publish; /* on files: of such a state `state` is in memory, */
+        uint64_t file_snapshots;           /* and of what is published nothing that counts */
+        uint64_t common, common_counted;   /* frozen units that forks have as well; here */
+        uint64_t counted;                  /* for quotas, */
+        struct view_maker maker;           /* of whom */
     } bytes;
     struct {
         struct step_prepared sealed;
@@ -156,7 +157,8 @@ struct view_daemon { /* what never changes */
     char gpu_uuid[48];
     uint32_t threads;
     const struct adopt *adopt; /* borrowed: it was over before anybody could ask */
-    char state_home[VIEW_HOME_BYTES], snapshots_home[VIEW_HOME_BYTES];
+    char state_home[VIEW_HOME_BYTES], publish_home[VIEW_HOME_BYTES],
+        snapshots_home[VIEW_HOME_BYTES];
 };
 
 struct view_kernel {                 /* a kind of work that was timed by two instruction sets */

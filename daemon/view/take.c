@@ -152,7 +152,9 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->bytes.file_state = m->state.file ? m->state.bytes : 0;
     vm->bytes.snapshots = m->use.snapshot_bytes;
     vm->bytes.file_snapshots = m->use.snapshot_file_bytes;
-    vm->bytes.publish = m->publish.bytes;
+    vm->bytes.publish = m->publish.file ? 0 : m->publish.bytes;
+    vm->bytes.file_publish = m->publish.file ? m->publish.bytes * (m->kept.next_fd >= 0 ? 2 : 1)
+                                             : 0;
     vm->bytes.inbox = m->use.inbox_bytes;
     vm->bytes.board = m->board_segment.bytes;
     vm->bytes.ledger = m->ledger_segment.bytes;

@@ -88,10 +88,12 @@ struct owner_bytes owner_bytes(const struct shardmap *map, const struct owner_as
         .inbox = ask->slots > 0 ? ask->sessions * shardmap_inbox_bytes(map, ask->slots) : 0,
         .spill_max = ask->returns * map->train_elems * sizeof(float),
     };
-    b.spare = ask->keeper ? b.publish + b.board + b.inbox : 0;
+    const uint64_t published = ask->publish_on_file ? 0 : b.publish;
+    b.spare = ask->keeper ? published + b.board + b.inbox : 0;
     b.window = ask->on_file ? owner_window_bytes(map) + map->scratch_elems * sizeof(float) : 0;
     b.file = ask->on_file ? b.state : 0;
-    b.all = b.state - b.file + b.window + b.ledger + b.publish + b.board + b.spec + b.inbox +
+    b.publish_file = ask->publish_on_file ? b.publish * (ask->keeper ? 2 : 1) : 0;
+    b.all = b.state - b.file + b.window + b.ledger + published + b.board + b.spec + b.inbox +
             b.spare;
     return b;
 }

@@ -13,24 +13,25 @@
 struct shardmap;
 
 struct owner_ask {
-    uint64_t spec_bytes; /* of its canonical JSON, without NUL */
-    uint32_t returns;    /* gradients of a unit in a step: spec_returns(), the most */
-    uint32_t sessions;   /* that train it, each with */
-    uint32_t slots;      /* so many slots; 0: none */
-    bool keeper;         /* a successor may adopt it: memory is kept spare for that */
-    bool on_file;        /* the state is: `shardd --state file:DIR` */
+    uint64_t spec_bytes;  /* of its canonical JSON, without NUL */
+    uint32_t returns;     /* gradients of a unit in a step: spec_returns(), the most */
+    uint32_t sessions;    /* that train it, each with */
+    uint32_t slots;       /* so many slots; 0: none */
+    bool keeper;          /* a successor may adopt it: memory is kept spare for that */
+    bool on_file;         /* the state is: `shardd --state file:DIR` */
+    bool publish_on_file; /* so is what is published, and what is spare of it */
 };
 
 struct owner_bytes {
-    uint64_t state, ledger, publish, board; /* from the beginning */
+    uint64_t state, ledger, publish, board; /* from the beginning, wherever they are */
     uint64_t spec;                          /* that no message holds: its segment; else 0 */
     uint64_t inbox;                         /* of all sessions */
     uint64_t spare;
-    uint64_t window;    /* of a state on a file: so much of it is in memory at most, with the room
-                         * for an update, which always is; else 0 */
-    uint64_t file;      /* on files, else 0 */
-    uint64_t all;       /* of these, in memory */
-    uint64_t spill_max; /* more, at most, while gradients wait for slow workers */
+    uint64_t window; /* of a state on a file: so much of it is in memory at most, with the room
+                      * for an update, which always is; else 0 */
+    uint64_t file, publish_file; /* on files, else 0 */
+    uint64_t all;                /* of these, in memory */
+    uint64_t spill_max;          /* more, at most, while gradients wait for slow workers */
 };
 
 struct owner_bytes owner_bytes(const struct shardmap *map, const struct owner_ask *ask);

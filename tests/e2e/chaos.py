@@ -41,6 +41,7 @@ def parse():
     p.add_argument('--workers', type=int, default=2)
     p.add_argument('--state', metavar='WHERE', default='memory',
                    help='the daemons\' state: memory or file:DIR (the undisturbed one\'s: memory)')
+    p.add_argument('--publish', metavar='WHERE', default='memory', help='likewise what workers read')
     p.add_argument('--rate', type=float, default=5, help='kills per second, on average (5)')
     p.add_argument('--elastic', action='store_true', help='workers also join and leave')
     p.add_argument('--steps', type=int, help='of one run (about 5 s worth)')
@@ -143,9 +144,9 @@ class Run:
         self.out_path = os.path.join(o.logs, f'chaos-{name}.out')
         workers = f'1..{o.workers}' if o.elastic and name != 'undisturbed' else f'{o.workers}'
         daemons = ['--devices', o.devices] if o.devices else ['--daemons', str(o.daemons)]
-        state = o.state if name != 'undisturbed' else 'memory'  # whose bits it must have
-        self.command = [os.path.join(o.bin, 'shardctl'), 'run', *daemons, '--state', state,
-                        '--workers', workers]
+        on_files = name != 'undisturbed'  # whose bits it must have
+        homes = ['--state', o.state if on_files else 'memory', '--publish', o.publish if on_files else 'memory']
+        self.command = [os.path.join(o.bin, 'shardctl'), 'run', *daemons, *homes, '--workers', workers]
         if o.elastic:
             self.command += ['--elastic']
         self.command += ['--', os.path.join(o.bin, 'shd-gpt'), *MODEL, *o.extra,

@@ -132,11 +132,12 @@ sed -n 's/.*daemon \([a-z0-9]*\) (pid [0-9]*) exited with code 0$/\1/p' "$work/h
 echo "  SIGTERM ends the relay, then the daemons"
 
 # Drained: what is saved goes, and so does the relay that has nobody left. On a disk, as they may be.
-host A --name a --state file:/var/tmp --snapshots file:/var/tmp
+host A --name a --state file:/var/tmp --publish file:/var/tmp --snapshots file:/var/tmp
 soon "A" is_ready A
 for device in cpu0 cpu10; do
     curl -sS --unix-socket "$work/A/$device.status" http://localhost/status >"$work/status"
     expect "$work/status" '"state": *"file:/var/tmp"'
+    expect "$work/status" '"publish": *"file:/var/tmp"'
     expect "$work/status" '"snapshots": *"file:/var/tmp"'
 done
 : >"$work/out"

@@ -74,7 +74,7 @@ END
     cat >"$box_root/etc/systemd/system/shardd@cpu1.service.d/state.conf" <<'END'
 [Service]
 ExecStart=
-ExecStart=/opt/shardd/shardd --device %i --threads 1 --state file:/var/lib/shardd --snapshots file:/var/lib/shardd
+ExecStart=/opt/shardd/shardd --device %i --threads 1 --state file:/var/lib/shardd --publish file:/var/lib/shardd --snapshots file:/var/lib/shardd
 END
     printf '[Service]\nEnvironment=SHARDD_HOST=a\n' >>"$box_root/etc/systemd/system/shardd-relay.service.d/box.conf"
     systemctl --root="$box_root" --quiet enable shardd@cpu0 shardd@cpu1

@@ -41,8 +41,10 @@ void fixture_serve(const struct fixture *f, int index)
         .runtime_dir = f->dir,
         .threads = 1,
         .pin = f->pin,
-        .state = f->state != NULL ? f->state : getenv("SHD_TEST_STATE"),
-        .snapshots = f->snapshots != NULL ? f->snapshots : getenv("SHD_TEST_SNAPSHOTS"),
+        .homes = { .state = f->state != NULL ? f->state : getenv("SHD_TEST_STATE"),
+                   .publish = f->publish != NULL ? f->publish : getenv("SHD_TEST_PUBLISH"),
+                   .snapshots = f->snapshots != NULL ? f->snapshots
+                                                     : getenv("SHD_TEST_SNAPSHOTS") },
         .quota = f->quota,
     };
     if (daemon_new(&config, &d, &e) != SHD_OK) {

@@ -21,8 +21,8 @@ struct fixture {
     int control;                              /* socket to it */
     const char *devices[FIXTURE_DAEMONS_MAX]; /* set before the start; NULL: cpu and its index */
     bool pin;                                 /* likewise */
-    const char *state, *snapshots;            /* likewise, as shardd takes them; NULL: what
-                                               * $SHD_TEST_STATE, $SHD_TEST_SNAPSHOTS say, or memory */
+    const char *state, *publish, *snapshots;  /* likewise, as shardd takes them; NULL: what
+                                               * $SHD_TEST_STATE and so on say, or memory */
     struct quota_config quota;                /* likewise */
 };
 

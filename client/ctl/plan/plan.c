@@ -86,7 +86,7 @@ static const char plan_more[] = VERB_WHERE
 
 struct words { /* flags that are parsed further */
     const char *strategy, *prefetch, *grad_dtype, *path, *device;
-    const char *state;            /* memory or file */
+    const char *state, *publish;  /* memory or file */
     const char *deepspeed, *fsdp; /* a peer's configuration, or NULL */
     const char *check;            /* a file of operations; NULL: they are built */
     bool as_json, as_ops, compare, automatic, tune, calibrate;
@@ -136,6 +136,14 @@ static int check_given(const struct words *w, const struct plan_ask *ask, struct
     return SHD_OK;
 }
 
+static int take_home(const char *flag, const char *word, bool *ret_on_file, struct shd_err *e)
+{
+    *ret_on_file = strcmp(word, "file") == 0;
+    if (*ret_on_file || strcmp(word, "memory") == 0)
+        return SHD_OK;
+    return err_set(e, SHD_EINVAL, "%s is '%s', must be memory or file", flag, word);
+}
+
 static int parse_words(const struct words *w, struct plan_ask *ask, struct shd_err *e)
 {
     if (w->strategy != NULL) {
@@ -157,9 +165,11 @@ static int parse_words(const struct words *w, struct plan_ask *ask, struct shd_e
     if (w->grad_dtype != NULL && !dtype_valid(ask->policy.grad_dtype))
         return err_set(e, SHD_EINVAL, "--grad-dtype is '%s', must be f32, bf16 or f16",
                        w->grad_dtype);
-    ask->state_on_file = strcmp(w->state, "file") == 0;
-    if (!ask->state_on_file && strcmp(w->state, "memory") != 0)
-        return err_set(e, SHD_EINVAL, "--state is '%s', must be memory or file", w->state);
+    int r = take_home("--state", w->state, &ask->state_on_file, e);
+    if (r == SHD_OK)
+        r = take_home("--publish", w->publish, &ask->publish_on_file, e);
+    if (r != SHD_OK)
+        return r;
     ask->copies = strcmp(w->path, "copy") == 0;
     if (!ask->copies && strcmp(w->path, "map") != 0)
         return err_set(e, SHD_EINVAL, "--path is '%s', must be map or copy", w->path);
@@ -446,6 +456,8 @@ static void add_machine_flags(struct flag_table *table, struct plan_ask *ask, st
           &ask->compute_s, 1e-9, 1e6 },
         { "state", 0, FLAG_STRING, "WHERE", "the daemons' state is in memory or file (memory)",
           &w->state, 0, 0 },
+        { "publish", 0, FLAG_STRING, "WHERE", "likewise what workers read (memory)", &w->publish, 0,
+          0 },
         { "path", 0, FLAG_STRING, "P", "seconds are for path map or copy (map)", &w->path, 0, 0 },
         { "threads-per-daemon", 0, FLAG_U32, "T", "seconds are for so many (processors / N)",
           &ask->threads, 1, 256 },
@@ -461,7 +473,7 @@ static void add_machine_flags(struct flag_table *table, struct plan_ask *ask, st
 int verb_plan(int argc, char **argv)
 {
     struct plan_ask ask = { .workers = 1, .replicas = 1, .policy = PLAN_POLICY_DEFAULT };
-    struct words w = { .path = "map", .state = "memory" };
+    struct words w = { .path = "map", .state = "memory", .publish = "memory" };
     struct flag_table table = { .count = 0 };
     add_model_flags(&table, &ask);
     add_policy_flags(&table, &ask, &w);

@@ -202,10 +202,15 @@ static void else_on_files(const struct spec *spec, const struct plan_ask *ask,
 {
     struct plan_ask other = *ask;
     struct answer a;
+    if (ask->on_gpu || ask->offload)
+        return;
     other.state_on_file = true;
-    if (!ask->on_gpu && !ask->offload && !ask->state_on_file &&
-        try_question(spec, &other, q, &a, NULL) == SHD_OK)
+    if (!ask->state_on_file && try_question(spec, &other, q, &a, NULL) == SHD_OK)
         say_else(ask, "the owners' state on files (shardd --state file:DIR)", &a, out);
+    other.publish_on_file = true;
+    if (!ask->publish_on_file && try_question(spec, &other, q, &a, NULL) == SHD_OK)
+        say_else(ask, "the owners' state and what they publish on files (and --publish file:DIR)",
+                 &a, out);
 }
 
 static void else_offload(const struct spec *spec, const struct plan_ask *ask,

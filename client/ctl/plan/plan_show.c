@@ -33,7 +33,8 @@ int plan_owners(const struct spec *spec, const struct plan_ask *ask, uint32_t da
                                     .sessions = ask->workers,
                                     .slots = slots,
                                     .keeper = true,
-                                    .on_file = ask->state_on_file };
+                                    .on_file = ask->state_on_file,
+                                    .publish_on_file = ask->publish_on_file };
     const uint32_t owners = daemons > 0 ? daemons : ask->daemons;
     free(json);
     for (uint32_t owner = 0; owner < owners; owner++) {
@@ -45,7 +46,7 @@ int plan_owners(const struct spec *spec, const struct plan_ask *ask, uint32_t da
         const struct owner_gpu_bytes on_gpu = owner_gpu_bytes(map, &each);
         shardmap_free(map);
         o.total_bytes += b.all * ask->replicas;
-        o.total_file_bytes += b.file * ask->replicas;
+        o.total_file_bytes += (b.file + b.publish_file) * ask->replicas;
         if (b.all > o.max.all)
             o.max = b;
         if (on_gpu.all > o.gpu_max.all)
@@ -165,13 +166,28 @@ static void print_cost(const struct plan_cost *c, FILE *out)
     fputc('\n', out);
 }
 
+static void print_files(const struct plan_ask *ask, const struct plan_owners *o, FILE *out)
+{
+    char state[TEXT_BYTES], publish[TEXT_BYTES], total[TEXT_BYTES];
+    if (!ask->state_on_file && !ask->publish_on_file)
+        return;
+    fputs("  On files: ", out);
+    if (ask->state_on_file)
+        fprintf(out, "%s state", text_size(o->max.file, state));
+    if (ask->publish_on_file)
+        fprintf(out, "%s%s published, a successor's too,", ask->state_on_file ? " + " : "",
+                text_size(o->max.publish_file, publish));
+    fprintf(out, " each at most, %s in all.\n", text_size(o->total_file_bytes, total));
+}
+
 static int print_owners(const struct spec *spec, const struct plan_ask *ask,
                         const struct plan *plan, FILE *out, struct shd_err *e)
 {
     const uint32_t slots = plan_slots(spec, &ask->policy, plan);
     struct plan_owners o;
-    char state[TEXT_BYTES], publish[TEXT_BYTES], inbox[TEXT_BYTES], rest[TEXT_BYTES];
-    char spare[TEXT_BYTES], all[TEXT_BYTES], total[TEXT_BYTES], spill[TEXT_BYTES];
+    char state[TEXT_BYTES], published[TEXT_BYTES], inbox[TEXT_BYTES], rest[TEXT_BYTES];
+    char pinned[TEXT_BYTES], spare[TEXT_BYTES], all[TEXT_BYTES], total[TEXT_BYTES],
+        spill[TEXT_BYTES];
     const int r = plan_owners(spec, ask, /* daemons= */ 0, slots, &o, e);
     if (r != SHD_OK)
         return r;
@@ -185,11 +201,12 @@ static int print_owners(const struct spec *spec, const struct plan_ask *ask,
             ask->daemons * ask->replicas, ask->daemons * ask->replicas == 1 ? "" : "s",
             ask->replicas > 1 ? ", two for each slice" : "",
             text_size(ask->state_on_file ? o.max.window : o.max.state, state),
-            ask->state_on_file ? "of the state" : "state", text_size(o.max.publish, publish),
+            ask->state_on_file ? "of the state" : "state",
+            text_size(ask->publish_on_file ? 0 : o.max.publish, published),
             text_size(o.max.inbox, inbox), ask->workers, ask->workers == 1 ? "" : "s", slots,
             text_size(o.max.ledger + o.max.board + o.max.spec, rest), text_size(o.max.spare, spare),
             text_size(o.max.all, all), text_size(o.total_bytes, total),
-            text_size(o.max.spill_max, spill), publish);
+            text_size(o.max.spill_max, spill), text_size(o.max.publish, pinned));
     const uint32_t tile_bytes = QUANT_TILE_BYTES;
     if (spec->int8)
         fprintf(out,
@@ -200,9 +217,7 @@ static int print_owners(const struct spec *spec, const struct plan_ask *ask,
         fprintf(out, "  Units that Muon, LAMB or Adafactor updates are whole, at one owner each; "
                      "the state has room\n"
                      "  for an update beside. The times of updates leave out Muon's iteration.\n");
-    if (ask->state_on_file)
-        fprintf(out, "  On files: %s state each at most, %s in all.\n",
-                text_size(o.max.file, state), text_size(o.total_file_bytes, total));
+    print_files(ask, &o, out);
     return SHD_OK;
 }
 
@@ -305,9 +320,10 @@ static json_t *json_ops(const struct plan *plan)
 static json_t *json_owners(const struct plan_ask *ask, const struct plan_owners *o)
 {
     return json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "daemons",
-        integer((uint64_t)ask->daemons * ask->replicas), "state_bytes_max", integer(o->max.state),
-        "window_bytes_max", integer(o->max.window), "file_bytes_max", integer(o->max.file),
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+        "daemons", integer((uint64_t)ask->daemons * ask->replicas), "state_bytes_max",
+        integer(o->max.state), "window_bytes_max", integer(o->max.window), "file_bytes_max",
+        integer(o->max.file), "publish_file_bytes_max", integer(o->max.publish_file),
         "total_file_bytes", integer(o->total_file_bytes), "publish_bytes_max",
         integer(o->max.publish), "inbox_bytes_max", integer(o->max.inbox), "ledger_bytes_max",
         integer(o->max.ledger), "board_bytes_max", integer(o->max.board), "spec_bytes_max",

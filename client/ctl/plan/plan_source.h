@@ -34,7 +34,7 @@ struct plan_ask {
     uint64_t device_bytes, activation_bytes;
     uint64_t context_bytes; /* of each process on a GPU */
     bool offload;
-    bool state_on_file;
+    bool state_on_file, publish_on_file;
     bool on_gpu;       /* what device_bytes are of */
     const char *rates; /* a file of rates.h; NULL: the usual one */
     double compute_s;  /* of a micro-batch, all units; 0: not given */

@@ -83,7 +83,7 @@ bool launch_is_far(const struct run_child *c)
     return c == &c->run->daemons.list[c->index] && c->index >= c->run->options->daemons;
 }
 
-#define DAEMON_WORDS_MAX 16u
+#define DAEMON_WORDS_MAX 20u
 
 /* The relay's own words, behind those that both have. */
 static void far_words(const struct run *r, char *argv[DAEMON_WORDS_MAX], size_t n,
@@ -133,6 +133,8 @@ int launch_daemon(struct run_child *c, struct shd_err *e)
         argv[10] = (char *)r->options->state;
         argv[11] = (char *)"--snapshots";
         argv[12] = (char *)r->options->snapshots;
+        argv[13] = (char *)"--publish";
+        argv[14] = (char *)r->options->publish;
     }
     int rc = listen_environ(&c->kept, &r->daemon_env, e);
     /* No .files: with more descriptors than the limit its own loader could open nothing. */

@@ -12,6 +12,8 @@ void run_flags_add(struct flag_table *table, struct run_options *o, struct run_w
           &o->threads_per_daemon, 1, RUN_THREADS_MAX },
         { "state", 0, FLAG_STRING, "WHERE",
           "daemons' state: memory, or file:DIR on a disk (memory)", &o->state, 0, 0 },
+        { "publish", 0, FLAG_STRING, "WHERE", "what workers read: memory, or file:DIR (memory)",
+          &o->publish, 0, 0 },
         { "snapshots", 0, FLAG_STRING, "WHERE", "their snapshots: memory, or file:DIR (memory)",
           &o->snapshots, 0, 0 },
         { "timeout", 0, FLAG_U32, "SECONDS", "how long a daemon may take to be ready (60)",
@@ -37,5 +39,7 @@ int run_flags_take(const struct run_options *o, const struct run_words *words, s
     int r = say_options(words->level, words->format, e);
     if (r == SHD_OK)
         r = segment_home_parse("--state", o->state, &home, e);
+    if (r == SHD_OK)
+        r = segment_home_parse("--publish", o->publish, &home, e);
     return r == SHD_OK ? segment_home_parse("--snapshots", o->snapshots, &home, e) : r;
 }

@@ -14,7 +14,7 @@ struct run_words {
 /* Of a struct run_options. */
 #define RUN_DEFAULTS                                                                      \
     .timeout_s = 60, .grace_s = 10, .max_restarts = 20, .watchdog_s = WATCHDOG_S_DEFAULT, \
-    .state = "memory", .snapshots = "memory"
+    .state = "memory", .publish = "memory", .snapshots = "memory"
 
 void run_flags_add(struct flag_table *table, struct run_options *o, struct run_words *words);
 

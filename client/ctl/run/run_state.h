@@ -47,7 +47,8 @@ struct run_options {
     bool elastic;                  /* workers may join and leave; else both ends are the same */
     const struct run_far *far;     /* borrowed; NULL: no relay */
     uint32_t threads_per_daemon;   /* 0: our processors / daemons, at least 1 */
-    const char *state, *snapshots; /* borrowed: where daemons make these, as shardd(8) takes it */
+    /* Borrowed: where daemons make these, as shardd(8) takes it. */
+    const char *state, *publish, *snapshots;
     uint32_t timeout_s, grace_s;
     uint32_t watchdog_s;   /* 0: none */
     uint32_t max_restarts; /* of one child within REVIVE_WINDOW; 0: never start again */

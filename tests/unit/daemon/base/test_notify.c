@@ -65,7 +65,7 @@ static void start(const char *state)
     setenv("NOTIFY_SOCKET", path, 1);
     setenv("WATCHDOG_USEC", "10000", 1); /* looked after in half of that: PERIOD_MS */
     CHECK(uv_loop_init(&loop) == 0);
-    EXPECT_OK(homes_new(state, "memory", &homes, &e), &e);
+    EXPECT_OK(homes_new(&(struct homes_words){ .state = state }, &homes, &e), &e);
     keeper = (struct keeper){ .homes = homes };
     d = (struct daemon){ .loop = &loop, .kern = &device, .keeper = &keeper };
     EXPECT_OK(task_queue_new(&d, &d.tasks, &e), &e);

@@ -17,7 +17,7 @@
 
 static void start(int owners)
 {
-    daemons.state = daemons.snapshots = ON_FILES;
+    daemons.state = daemons.publish = daemons.snapshots = ON_FILES;
     fixture_start_kept(&daemons, owners, "");
 }
 
@@ -98,7 +98,7 @@ static void train_long(shd_model *m, uint32_t steps)
 
 static void train_in_memory(uint32_t steps, char hex[65])
 {
-    daemons.state = daemons.snapshots = NULL;
+    daemons.state = daemons.publish = daemons.snapshots = NULL;
     fixture_start(&daemons, 1, NULL);
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, long_spec());
@@ -123,7 +123,7 @@ static uint64_t window_of(uint32_t owner, uint32_t owners, uint64_t *ret_state)
 }
 
 struct shown {
-    json_int_t state, snapshots, state_on_files, snapshots_on_files;
+    json_int_t state, publish, snapshots, state_on_files, publish_on_files, snapshots_on_files;
     char state_on[16];
 };
 
@@ -135,9 +135,10 @@ static struct shown shown(int owner)
     const char *on = NULL;
     json_t *root = reply.body != NULL ? json_loads(reply.body, 0, NULL) : NULL;
     json_t *m = json_array_get(json_object_get(root, "models"), 0);
-    EXPECT_EQ(json_unpack(m, "{s:s, s:{s:I, s:I, s:I, s:I}}", "state_on", &on, "bytes", "state",
-                          &s.state, "snapshots", &s.snapshots, "state_on_files", &s.state_on_files,
-                          "snapshots_on_files", &s.snapshots_on_files),
+    EXPECT_EQ(json_unpack(m, "{s:s, s:{s:I, s:I, s:I, s:I, s:I, s:I}}", "state_on", &on, "bytes",
+                          "state", &s.state, "publish", &s.publish, "snapshots", &s.snapshots,
+                          "state_on_files", &s.state_on_files, "publish_on_files",
+                          &s.publish_on_files, "snapshots_on_files", &s.snapshots_on_files),
               0);
     snprintf(s.state_on, sizeof s.state_on, "%s", on != NULL ? on : "?");
     json_decref(root);
@@ -271,7 +272,7 @@ TEST(successor_goes_on_when_the_directory_is_gone)
     train_in_memory(3, want);
     CHECK(mkdtemp(dir) != NULL);
     snprintf(home, sizeof home, "file:%s", dir);
-    daemons.state = daemons.snapshots = home;
+    daemons.state = daemons.publish = daemons.snapshots = home;
     fixture_start_kept(&daemons, 1, "");
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, long_spec());
@@ -300,6 +301,40 @@ TEST(successor_goes_on_when_the_directory_is_gone)
     fixture_stop(&daemons);
 }
 
+/* What a successor publishes in is there before, and another one for the next when it has settled.
+ * Two that die before that leave none: one is made then. */
+TEST(successors_publish_in_the_file_that_was_kept_for_them)
+{
+    char want[65], got[65];
+    train_in_memory(5, want);
+    daemons.state = daemons.snapshots = NULL;
+    daemons.publish = ON_FILES;
+    fixture_start_kept(&daemons, 1, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, long_spec());
+    train_long(m, 1);
+    struct shown seen = shown(0);
+    EXPECT_STR(seen.state_on, "memory");
+    EXPECT_EQ(seen.publish, 0);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 4); /* ledger, state, spare, next */
+    const json_int_t two = seen.publish_on_files;
+    EXPECT(two > 0);
+    fixture_restart(&daemons, 0);
+    train_long(m, 1);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 3);
+    EXPECT_EQ(shown(0).publish_on_files, two / 2);
+    EXPECT_SOON(fixture_ask(&daemons, KEEPER_COUNT, 0, "") == 4);
+    EXPECT_SOON(shown(0).publish_on_files == two);
+    for (int i = 0; i < 3; i++) {
+        fixture_restart(&daemons, 0);
+        train_long(m, 1);
+    }
+    digest_of(m, got);
+    EXPECT_STR(got, want);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* It would be zeros where parameters were. */
 TEST(file_that_has_lost_blocks_is_refused_and_kept)
 {
@@ -317,7 +352,7 @@ TEST(file_that_has_lost_blocks_is_refused_and_kept)
     struct http_reply reply = http_get(&daemons, 0, "/status");
     EXPECT_HAS(reply.body, "state segment is a file without all of its blocks");
     free(reply.text);
-    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 3);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 4);
     fixture_stop(&daemons);
 }
 

@@ -217,6 +217,39 @@ TEST(so_much_state_in_memory_is_refused_there)
     remove_cgroup();
 }
 
+/* What is published, and as much for a successor, is more than there is. */
+TEST(training_goes_on_with_less_memory_than_is_published)
+{
+    const uint64_t limit = STATE / 8;
+    struct shd_err e = { 0 };
+    char want[65], got[65];
+    shd_model *m;
+    if (!make_cgroup(limit))
+        SKIP("no cgroup with a limit of memory can be made here");
+    daemons.state = daemons.publish = NULL;
+    fixture_start(&daemons, 1, NULL);
+    train_anew(want);
+    fixture_stop(&daemons);
+    daemons.state = "file:/var/tmp"; /* that alone does not do */
+    fixture_start(&daemons, 1, enter);
+    shd_session *s = attach(PATIENT_MS);
+    EXPECT_STATUS(shd_model_open(s, spec_of("wide", UNITS, UNIT_ELEMS), &m, &e), SHD_ENOMEM);
+    shd_close(s);
+    fixture_stop(&daemons);
+    daemons.publish = "file:/var/tmp";
+    fixture_start(&daemons, 1, enter);
+    const double file_s = train_anew(got);
+    const uint64_t peak = get(second ? "memory.peak" : "memory.max_usage_in_bytes");
+    printf("  published %" PRIu64 " MiB, limit %" PRIu64 " MiB, peak %" PRIu64
+           " MiB; a step %.2f s on files\n",
+           UNITS * UNIT_ELEMS * 2 / MIB, limit / MIB, peak / MIB, file_s);
+    fixture_stop(&daemons);
+    daemons.publish = NULL;
+    remove_cgroup();
+    EXPECT_STR(got, want);
+    EXPECT(peak <= limit);
+}
+
 /* -- A small disk --------------------------------------------------------------------------------
  */
 

@@ -114,7 +114,8 @@ static void expect_model(const json_t *m)
     expect_fields(
         json_object_get(m, "bytes"),
         "state:i publish:i inbox:i board:i ledger:i spec:i spill:i spilled:i spare:i "
-        "huge:i common:i common_counted:i snapshots:i state_on_files:i snapshots_on_files:i "
+        "huge:i common:i common_counted:i snapshots:i state_on_files:i publish_on_files:i "
+        "snapshots_on_files:i "
         "counted:i");
     expect_fields(json_object_get(m, "made_by"), "uid:i gid:i");
     expect_fields(json_object_get(m, "rates"), "steps_per_s:n returns_per_s:n bytes_per_s:n");
@@ -138,7 +139,7 @@ TEST(status_has_every_documented_field)
                         "repeated_replies:i ring_bytes:i quotas:a "
                         "models:a sessions:a waits:a headline:o? errors:a");
     EXPECT_EQ(json_integer_value(json_object_get(root, "schema")), 2);
-    expect_fields(json_object_get(root, "homes"), "state:s snapshots:s");
+    expect_fields(json_object_get(root, "homes"), "state:s publish:s snapshots:s");
     EXPECT_EQ(json_integer_value(json_object_get(root, "ring_bytes")), 2 * 72 * 1024);
     EXPECT_EQ(json_integer_value(json_object_get(root, "pid")), daemons.pids[0]);
     expect_fields(json_object_get(root, "adopted"), "models:i at_s:n ms:n refused:a");

@@ -352,6 +352,32 @@ TEST(state_on_files_takes_a_window_of_memory)
     expect_plan(EXAMPLE " --state disk", 2, "--state is 'disk', must be memory or file");
 }
 
+/* A successor's as well, which was spare memory. */
+TEST(what_is_published_on_files_takes_no_memory)
+{
+    json_t *memory = plan_json(EXAMPLE " --json --daemons 2 --state file");
+    json_t *file = plan_json(EXAMPLE " --json --daemons 2 --state file --publish file");
+    const long long publish = json_at(memory, "owners", "publish_bytes_max");
+    EXPECT(publish > 0);
+    EXPECT_EQ(json_at(memory, "owners", "publish_file_bytes_max"), 0);
+    EXPECT_EQ(json_at(file, "owners", "publish_file_bytes_max"), 2 * publish);
+    EXPECT_EQ(json_at(file, "owners", "bytes_max"),
+              json_at(memory, "owners", "bytes_max") - 2 * publish);
+    EXPECT_EQ(json_at(file, "owners", "total_file_bytes"),
+              json_at(memory, "owners", "total_file_bytes") + 4 * publish);
+    json_decref(memory);
+    json_decref(file);
+    expect_plan(EXAMPLE " --daemons 2 --state file --publish file", 0,
+                " of the state + 0 B published");
+    EXPECT_HAS(output,
+               "\n  On files: 8.0 MiB state + 4.0 MiB published, a successor's too, each at "
+               "most, 24.0 MiB in all.\n");
+    expect_plan(
+        EXAMPLE " --publish file", 0,
+        "\n  On files: 8.0 MiB published, a successor's too, each at most, 8.0 MiB in all.\n");
+    expect_plan(EXAMPLE " --publish bf16", 2, "--publish is 'bf16', must be memory or file");
+}
+
 TEST(compare_puts_all_strategies_side_by_side)
 {
     expect_plan(EXAMPLE " --compare --max-live-units 2", 0,
