@@ -102,6 +102,7 @@ struct map_model {
     uint32_t owner_count;
     uint32_t member_count; /* == owner_count, or twice as many */
     bool whole;            /* owners' segments are mapped one by one: whole.h */
+    bool on_disk;          /* what one of them publishes is on a file: a fetch reads ahead */
     void **params;         /* owned, [units]: reservations; NULL: not made */
     uint32_t *view_of;     /* owned, [units]: views of units that are cut alike are shared */
     uint64_t *view_elems;  /* owned, [view_count]: elements of the unit */

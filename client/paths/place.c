@@ -14,6 +14,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/share/deal.h"
+#include "proto/share/segment_file.h"
 
 #define SLICE_NS (5 * NS_PER_MS)   /* between two looks at the daemons' lives */
 #define POLL_NS  (100 * NS_PER_MS) /* the same where they end the sleep */
@@ -290,8 +291,10 @@ static int replace_inbox(struct shd_model *m, struct map_owner *owner, int *fd, 
 static int place_take(struct shd_model *m, struct map_owner *owner,
                       const struct wire_segment *segment, int *fd, struct shd_err *e)
 {
-    if (segment->kind == SEGMENT_PUBLISH)
+    if (segment->kind == SEGMENT_PUBLISH) {
+        m->map->on_disk = m->map->on_disk || segment_file_is(*fd);
         return place_units(m, m->map->params, owner, *fd, e);
+    }
     if (owner->has_inbox)
         return replace_inbox(m, owner, fd, segment->bytes, e);
     return place_inbox(m, owner, *fd, e);
@@ -422,6 +425,20 @@ int mapped_wait_owner(struct shd_model *m, struct link *link, uint32_t unit, uin
     return version == m->step ? SHD_OK : model_err_past(m, link, unit, version, e);
 }
 
+/* What is mapped is there, unless it lies on a disk: the kernel begins to read it, and who computes
+ * meanwhile waits less for it. Memory takes no harm from being asked for, too. */
+static int mapped_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    (void)e;
+    const struct map_model *map = m->map;
+    for (uint32_t i = 0; map->on_disk && map->params != NULL && i < map->owner_count; i++) {
+        const uint64_t bytes = shardmap_publish_slice_bytes(map->owners[i].shards, unit);
+        if (bytes > 0)
+            madvise((void *)place_published(m, &map->owners[i], unit), bytes, MADV_WILLNEED);
+    }
+    return SHD_OK;
+}
+
 static bool mapped_readable(const struct shd_model *m, uint32_t unit)
 {
     const struct map_model *map = m->map;
@@ -454,7 +471,7 @@ static const void *mapped_params(const struct shd_model *m, uint32_t unit)
 const struct reader_ops reader_mapped = {
     .kind = SHD_PATH_MAP,
     .shown = ACTIVITY_PATH_MAP,
-    .fetch = mapped_nothing,
+    .fetch = mapped_fetch,
     .readable = mapped_readable,
     .wait_unit = mapped_wait_unit,
     .let_go = mapped_let_go,

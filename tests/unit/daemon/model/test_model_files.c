@@ -3,6 +3,8 @@
  * that ctest runs a second time so (NAME_file). */
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <jansson.h>
@@ -331,6 +333,55 @@ TEST(successors_publish_in_the_file_that_was_kept_for_them)
     }
     digest_of(m, got);
     EXPECT_STR(got, want);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* Pages of a mapped range that are in memory, of whom nobody can tell but the file's user. */
+static size_t resident(const void *base, size_t bytes)
+{
+    unsigned char in[UNIT_ELEMS * 4 / 4096 + 1];
+    size_t count = 0;
+    const size_t pages = (bytes + 4095) / 4096;
+    CHECK(pages <= sizeof in && mincore((void *)base, bytes, in) == 0);
+    for (size_t i = 0; i < pages; i++)
+        count += in[i] & 1;
+    return count;
+}
+
+/* The file that a daemon publishes in. */
+static int open_published(int owner)
+{
+    char path[64];
+    struct stat st;
+    for (int i = 0; i < 256; i++) {
+        snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)daemons.pids[owner], i);
+        if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && (st.st_mode & 07777) == 0400)
+            return open(path, O_RDONLY | O_CLOEXEC);
+    }
+    return -1;
+}
+
+/* Before anybody computes with it. */
+TEST(a_fetch_has_the_kernel_read_what_is_on_a_disk)
+{
+    const size_t bytes = UNIT_ELEMS * 2; /* of unit 3, in bf16 */
+    struct shd_err e = { 0 };
+    const void *params;
+    start(1);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, long_spec());
+    train_long(m, 1);
+    EXPECT_OK(shd_acquire(m, 3, &params, &e), &e);
+    shd_release(m, 3);
+    const int fd = open_published(0);
+    EXPECT(fd >= 0);
+    EXPECT_SOON((madvise((void *)params, bytes, MADV_DONTNEED), fdatasync(fd),
+                 posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), resident(params, bytes) == 0));
+    close(fd);
+    EXPECT_OK(shd_acquire(m, 3, &params, &e), &e);
+    EXPECT_SOON(resident(params, bytes) == (bytes + 4095) / 4096);
+    shd_release(m, 3);
     shd_close(s);
     fixture_stop(&daemons);
 }
