@@ -109,6 +109,8 @@ static void read_model(const json_t *j, const json_t *none, void *item)
     (void)none;
     static const char *const kinds[DOC_MEMORY] = { "state", "publish", "inbox",
                                                    "board", "ledger",  "spill" };
+    static const char *const on_files[DOC_FILES] = { "state_on_files", "publish_on_files",
+                                                     "snapshots_on_files" };
     const json_t *bytes = json_object_get(j, "bytes"), *rates = json_object_get(j, "rates");
     const json_t *units = json_object_get(j, "units"); /* or how many there are */
     TEXT(j, "name", m->name);
@@ -129,6 +131,8 @@ static void read_model(const json_t *j, const json_t *none, void *item)
     m->waiting = number(j, "waiting");
     for (unsigned i = 0; i < DOC_MEMORY; i++)
         m->bytes[i] = number(bytes, kinds[i]);
+    for (unsigned i = 0; i < DOC_FILES; i++)
+        m->files[i] = number(bytes, on_files[i]);
     m->steps_per_s = number(rates, "steps_per_s");
     m->returns_per_s = number(rates, "returns_per_s");
     m->bytes_per_s = number(rates, "bytes_per_s");

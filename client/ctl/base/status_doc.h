@@ -25,6 +25,8 @@
 
 enum doc_memory { DOC_STATE, DOC_PUBLISH, DOC_INBOX, DOC_BOARD, DOC_LEDGER, DOC_SPILL, DOC_MEMORY };
 
+enum doc_files { DOC_FILE_STATE, DOC_FILE_PUBLISH, DOC_FILE_SNAPSHOTS, DOC_FILES };
+
 struct doc_model {
     char name[DOC_NAME_BYTES], phase[DOC_WORD_BYTES];
     char checkpoint[DOC_NAME_BYTES]; /* "writing step 12: 40 %"; "": none */
@@ -38,6 +40,7 @@ struct doc_model {
     double expected, returned, waiting;
     double hold_step; /* NAN: it does not drain */
     double bytes[DOC_MEMORY];
+    double files[DOC_FILES]; /* bytes on a disk; NAN: a build of before does not say */
     double steps_per_s, returns_per_s, bytes_per_s;
     double saved_step, saved_s; /* the last checkpoint and its age; NAN: none is known */
     double loss, norm;          /* of the last committed step; NAN: not known */

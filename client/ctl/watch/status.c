@@ -158,6 +158,25 @@ static void show_verified(const struct doc_model *m, FILE *out)
         fprintf(out, "  WRONG GRADIENT: %s\n", m->differ);
 }
 
+/* What of a model lies on a disk, and so not in the table. */
+static void show_files(const struct doc_model *m, FILE *out)
+{
+    static const char *const what[DOC_FILES] = { "state", "published (a successor's too)",
+                                                 "snapshots" };
+    const char *before = "";
+    char bytes[TEXT_BYTES];
+    for (unsigned i = 0; i < DOC_FILES; i++) {
+        if (!(m->files[i] > 0))
+            continue;
+        if (before[0] == '\0')
+            fprintf(out, "  on files of %s: ", or_dash(m->name));
+        fprintf(out, "%s%s %s", before, text_bytes(m->files[i], bytes), what[i]);
+        before = ", ";
+    }
+    if (before[0] != '\0')
+        fputc('\n', out);
+}
+
 static void show_models(const struct doc *d, FILE *out)
 {
     static const char *const headings[] = { "MODEL",   "STEP",     "PHASE",  "OWNER",
@@ -179,6 +198,8 @@ static void show_models(const struct doc *d, FILE *out)
     }
     table_print(&t, "  ", out);
     table_deinit(&t);
+    for (uint32_t i = 0; i < d->model_count; i++)
+        show_files(&d->models[i], out);
     for (uint32_t i = 0; i < d->model_count; i++)
         if (d->models[i].stopped[0] != '\0')
             fprintf(out, "  STOPPED: %s, by its guard: %s; shardctl set %s guard=go-on goes on\n",

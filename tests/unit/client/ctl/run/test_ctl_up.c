@@ -207,6 +207,7 @@ TEST(homes_of_the_state_are_checked_by_shardctl_and_by_the_daemons)
     } wrong[] = {
         { "--state", "disk", "--state 'disk' is neither memory nor file:DIR" },
         { "--state", "/var/tmp", "--state '/var/tmp' is neither memory nor file:DIR" },
+        { "--publish", "bf16", "--publish 'bf16' is neither memory nor file:DIR" },
         { "--snapshots", "file:here", "--snapshots 'file:here': the directory is not an absolute" },
     };
     start();
@@ -222,8 +223,13 @@ TEST(homes_of_the_state_are_checked_by_shardctl_and_by_the_daemons)
     EXPECT_EQ(run.code, 1);
     EXPECT_HAS(run.err, "shardd: cpu0: --state: directory '/nonexistent/dir' is not there");
     expect_clean();
-    ctl(ARGS("up", "--state", "file:/var/tmp", "--snapshots", "file:/var/tmp", "--runtime-dir",
+    ctl(ARGS("up", "--max-restarts", "0", "--publish", "file:/nonexistent/dir", "--runtime-dir",
              dir));
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, "shardd: cpu0: --publish: directory '/nonexistent/dir' is not there");
+    expect_clean();
+    ctl(ARGS("up", "--state", "file:/var/tmp", "--publish", "file:/var/tmp", "--snapshots",
+             "file:/var/tmp", "--runtime-dir", dir));
     EXPECT_EQ(run.code, 0);
     down();
     EXPECT_EQ(leftovers(), 0);
