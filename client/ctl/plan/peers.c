@@ -215,6 +215,18 @@ static void take_codes(struct peer_config *c, const json_t *value, struct peer_a
         peer_say(a, PEER_OFF, "as here");
 }
 
+/* What workers read, and not what owners update. */
+static void take_offload_param(struct peer_config *c, const json_t *value, struct peer_answer *a)
+{
+    const json_t *device = json_is_object(value) ? json_object_get(value, "device") : value;
+    if (word_is(device, "nvme"))
+        peer_say(a, PEER_SCRIPT,
+                 "start cpu daemons that publish on files: `shardctl up --daemons N --publish "
+                 "file:DIR`");
+    else
+        take_offload(c, value, a);
+}
+
 /* -- Precision -------------------------------------------------------------------------------- */
 
 static void set_param(struct peer_config *c, enum shd_dtype dtype, struct peer_answer *a)
@@ -368,7 +380,7 @@ static const struct peer_knob deepspeed_knobs[] = {
     { Z "elastic_checkpoint", PEER_SAME, "any number of daemons restores a checkpoint", NULL },
     { Z "grad_hooks", PEER_SAME, "a gradient leaves when it is complete", NULL },
     { Z "round_robin_gradients", PEER_NEEDLESS, "each owner takes its shard", NULL },
-    { Z "offload_param.*", PEER_SCRIPT, "", take_offload },
+    { Z "offload_param.*", PEER_SCRIPT, "", take_offload_param },
     { Z "offload_optimizer.*", PEER_SCRIPT, "", take_offload },
     { Z "cpu_offload", PEER_SCRIPT, "", take_offload },
     { Z "cpu_offload_param", PEER_SCRIPT, "", take_offload },

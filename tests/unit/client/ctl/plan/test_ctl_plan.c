@@ -867,8 +867,12 @@ TEST(deepspeeds_stages_are_strategies_when_asked_for)
           "script    shard(codec=\"int8\")\n" },
         { "{\"zero_optimization\": {\"zero_quantized_gradients\": true}}",
           "script    shard(grad_codec=\"int8\")\n" },
-        { "{\"zero_optimization\": {\"offload_param\": {\"device\": \"nvme\"}}}",
+        { "{\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"nvme\"}}}",
           "script    start cpu daemons with state on files" },
+        { "{\"zero_optimization\": {\"offload_param\": {\"device\": \"nvme\"}}}",
+          "script    start cpu daemons that publish on files: `shardctl up --daemons N --publish" },
+        { "{\"zero_optimization\": {\"offload_param\": {\"device\": \"cpu\"}}}",
+          "script    start cpu daemons: `" },
     };
     for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
         expect_peer("--deepspeed", rows[i].config, 0, rows[i].flags);
