@@ -16,7 +16,8 @@
  * What is lent has a descriptor that only reads, and a mode by which nobody opens it anew to write.
  * That holds for other users. A process of its own user may give the file another mode, and its
  * maker may cut it, which a memfd's seals forbid: who reads trusts the daemon with that, as it does
- * with the values.
+ * with the values. Where files can share blocks (XFS, btrfs) who reads may clone it: what is
+ * written then needs blocks anew, of which a full disk has none.
  *
  * Failure modes: DIR is missing, is none, cannot be written to, is mounted read-only, is full, or
  * its file system cannot take blocks beforehand (NFS before 4.2, ZFS): errors that name it. A disk
