@@ -101,7 +101,7 @@ static struct kern_op accumulate_op(struct model_unit *mu)
                                  .acc = mu->acc,
                                  .grad = g.data,
                                  .grad_dtype = g.dtype,
-                                 .grad_codec = spec_unit_grad_codec(mu->model->spec, mu->unit),
+                                 .grad_codec = mu->grad_codec,
                                  .elems = mu->model->map->slice[mu->unit].elems,
                                  .first = mu->action.first,
                                  .sum = mu->action.last || is_audited(mu->model) ? &mu->sum : NULL,

@@ -156,6 +156,7 @@ static int make_units(struct model *m, struct shd_err *e)
         struct model_unit *mu = &m->units[u];
         mu->model = m;
         mu->unit = u;
+        mu->grad_codec = spec_unit_grad_codec(m->spec, u);
         mu->first_chunk = m->trail.chunk_count;
         m->trail.chunk_count += kern_trail_chunks(m->map->slice[u].elems);
         mu->ema_chunk = m->trail.chunk_count;

@@ -9,6 +9,7 @@
 #include "daemon/base/task.h"
 #include "daemon/core/step.h"
 #include "kernels/done.h"
+#include "proto/base/dtype.h"
 
 struct kern_change;
 struct kern_hyper;
@@ -58,6 +59,7 @@ struct model_unit {
     float *acc;                      /* of the slice, in the state segment; NULL: frozen */
     uint64_t first_chunk;            /* of the slice in the trail's chunk words; */
     uint64_t ema_chunk;              /* of its average, if the model has one */
+    enum codec grad_codec;           /* of gradients as workers return them */
     uint8_t paged;           /* enum model_paged: what of it paging.h was told that is in use */
     bool publish_whole;      /* its update was begun by a predecessor, into another segment */
     uint8_t put_left;        /* bits of the arrays that are to be copied, the lowest now */

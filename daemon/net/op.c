@@ -280,12 +280,9 @@ static bool is_late(const struct op *op, const struct request *row)
 static void serve(struct op *op)
 {
     const struct request *row = op->daemon->hooks->requests[op->req.type];
-    if (is_late(op, row)) {
-        op_drop(op);
-        return;
-    }
     int r = admit(op, row);
-    if (r == SHD_OK && !is_to_serve(op)) {
+    const bool late = r != SHD_OK && is_late(op, row); /* most are of one that is open */
+    if (late || (r == SHD_OK && !is_to_serve(op))) {
         op_drop(op);
         return;
     }

@@ -142,11 +142,19 @@ static int wait_first(struct op *op, struct inbox *inbox)
     return r == SHD_OK ? verified_hash(op) : r;
 }
 
+/* Of a gradient that is as most are, and of any. */
+static uint64_t bytes_of(const struct shardmap *map, const struct wire_return *req)
+{
+    if (req->none)
+        return 0;
+    if (req->dtype == SHD_F32 && map->coded_grads == NULL)
+        return map->slice[req->unit].elems * sizeof(float);
+    return shardmap_grad_bytes(map, req->unit, req->dtype);
+}
+
 static void note_arrival(const struct op *op)
 {
     const struct wire_return *req = &op->req.return_grad;
-    const struct shardmap *map = op->model->map;
-    const uint64_t bytes = req->none ? 0 : shardmap_grad_bytes(map, req->unit, req->dtype);
     remember_sender(op->model, req->micro, op->session);
     note(op->model->metrics, &(struct note){ .what = TRACE_ARRIVED,
                                              .unit = req->unit,
@@ -154,7 +162,7 @@ static void note_arrival(const struct op *op)
                                              .session = op->req.session,
                                              .step = req->step,
                                              .since_ns = op->arrived_ns,
-                                             .bytes = bytes });
+                                             .bytes = bytes_of(op->model->map, req) });
 }
 
 /* It is in its slot, and counts from here on. */
