@@ -187,6 +187,7 @@ int place_units(struct shd_model *m, void *const *units, const struct map_owner 
 {
     const struct shardmap *s = owner->shards;
     const uint64_t elem_bytes = dtype_bytes(m->spec->publish);
+    m->map->on_disk = m->map->on_disk || segment_file_is(fd);
     for (uint32_t u = 0; u < m->spec->unit_count; u++) {
         const uint64_t bytes = shardmap_publish_slice_bytes(s, u);
         if (bytes == 0)
@@ -291,10 +292,8 @@ static int replace_inbox(struct shd_model *m, struct map_owner *owner, int *fd, 
 static int place_take(struct shd_model *m, struct map_owner *owner,
                       const struct wire_segment *segment, int *fd, struct shd_err *e)
 {
-    if (segment->kind == SEGMENT_PUBLISH) {
-        m->map->on_disk = m->map->on_disk || segment_file_is(*fd);
+    if (segment->kind == SEGMENT_PUBLISH)
         return place_units(m, m->map->params, owner, *fd, e);
-    }
     if (owner->has_inbox)
         return replace_inbox(m, owner, fd, segment->bytes, e);
     return place_inbox(m, owner, *fd, e);

@@ -51,7 +51,7 @@ struct model_kept {              /* what outlives this process */
     const struct keeper *keeper; /* borrowed */
     uint64_t instance;           /* random; the keeper's names of the segments carry it */
     int spare_fd;                /* owned: memory for a successor (spare.h); -1: none */
-    int next_fd;                 /* owned: a file for its publish (spare.h); -1: none */
+    _Atomic int next_fd;         /* owned: a file for its publish (spare.h); -1: none */
     _Atomic uint64_t spare_bytes;
     struct paging *paging;   /* owned: of a state on a file (paging.h); NULL: it is in memory */
     bool stored;             /* with the keeper */

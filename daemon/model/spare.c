@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -73,12 +74,28 @@ int spare_next(struct model *m, struct shd_err *e)
     int r = quota_take(m->kept.quota, bytes, "the file that a successor publishes in", e);
     if (r != SHD_OK)
         return r;
-    r = keeper_room_new(m->kept.keeper, KEEPER_NEXT, SEGMENT_PUBLISH, bytes, &m->kept.next_fd, e);
+    int fd = -1;
+    r = keeper_room_new(m->kept.keeper, KEEPER_NEXT, SEGMENT_PUBLISH, bytes, &fd, e);
     if (r != SHD_OK) {
         quota_give(m->kept.quota, bytes);
         return err_prefix(e, "for a successor");
     }
+    m->kept.next_fd = fd;
     return SHD_OK;
+}
+
+/* Of a model that the keeper has already. One that it does not take is of no use. */
+static int make_next(struct model *m, struct shd_err *e)
+{
+    int r = spare_next(m, e);
+    if (r != SHD_OK || m->kept.next_fd < 0)
+        return r;
+    r = keeper_store(m->kept.keeper, m->kept.instance, KEEPER_NEXT, m->kept.next_fd, e);
+    if (r != SHD_OK) {
+        close(atomic_exchange(&m->kept.next_fd, -1));
+        quota_give(m->kept.quota, shardmap_publish_bytes(m->map));
+    }
+    return r;
 }
 
 void spare_next_taken(struct model *m)
@@ -86,8 +103,7 @@ void spare_next_taken(struct model *m)
     if (m->kept.next_fd < 0)
         return;
     keeper_remove_part(m->kept.keeper, m->kept.instance, KEEPER_NEXT);
-    close(m->kept.next_fd);
-    m->kept.next_fd = -1;
+    close(atomic_exchange(&m->kept.next_fd, -1));
 }
 
 static uint64_t bytes_wanted(const struct model *m)
@@ -200,12 +216,8 @@ static void settle(uv_work_t *work)
     if (s->work_status == SHD_OK && !had && m->kept.spare_fd >= 0)
         s->work_status = keeper_store(m->kept.keeper, m->kept.instance, KEEPER_SPARE,
                                       m->kept.spare_fd, &s->why);
-    if (s->work_status == SHD_OK && wants_next(m)) {
-        s->work_status = spare_next(m, &s->why);
-        if (s->work_status == SHD_OK)
-            s->work_status = keeper_store(m->kept.keeper, m->kept.instance, KEEPER_NEXT,
-                                          m->kept.next_fd, &s->why);
-    }
+    if (s->work_status == SHD_OK && wants_next(m))
+        s->work_status = make_next(m, &s->why);
 }
 
 static void settled(uv_work_t *work, int cancelled)
@@ -215,8 +227,7 @@ static void settled(uv_work_t *work, int cancelled)
     (void)cancelled; /* nobody does */
     if (s->work_status != SHD_OK && !s->missed)
         log_warn("op=spare model=%s status=%s why=\"%s\" do=\"free memory (on files: the disk) or "
-                 "raise the limit: a "
-                 "successor of this process would wait for it\"",
+                 "raise the limit: a successor of this process would wait for it\"",
                  m->ledger->head->name, status_name(s->work_status), s->why.text);
     s->missed = s->work_status != SHD_OK;
     s->settled = !s->missed;

@@ -317,4 +317,46 @@ TEST(full_disk_refuses_a_model_and_a_snapshot_and_training_goes_on)
     unmount_small_disk();
 }
 
+/* It has room for what is published, and none for a successor's; then for none at all. */
+TEST(full_disk_refuses_what_a_successor_could_not_publish_and_holds_up_none)
+{
+    struct shd_err e = { 0 };
+    static char block[65536];
+    char on_disk[80], path[96], want[65], got[65];
+    shd_model *m, *other;
+    daemons.state = daemons.publish = daemons.snapshots = NULL;
+    fixture_start(&daemons, 1, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    m = open_toy(s, spec_of("fits", 4, 1 << 17));
+    train(m, 2);
+    digest_of(m, want);
+    shd_close(s);
+    fixture_stop(&daemons);
+    if (!mount_small_disk())
+        SKIP("a small disk cannot be mounted here");
+    snprintf(on_disk, sizeof on_disk, "file:%s", disk);
+    daemons.publish = on_disk;
+    fixture_start_kept(&daemons, 1, "");
+    s = attach(PATIENT_MS);
+    EXPECT_STATUS(shd_model_open(s, spec_of("large", 4, 1 << 21), &other, &e), SHD_ENOMEM);
+    EXPECT_HAS(e.text, "for a successor: publish segment of 16777216 bytes on a file: ");
+    EXPECT_HAS(e.text, "8 MiB are free in '/var/tmp/shd-disk-");
+    m = open_toy(s, spec_of("fits", 4, 1 << 17));
+    train(m, 1);
+    snprintf(path, sizeof path, "%s/others", disk);
+    const int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    while (write(fd, block, sizeof block) > 0)
+        continue;
+    close(fd);
+    fixture_restart(&daemons, 0);
+    train(m, 1);
+    digest_of(m, got);
+    EXPECT_STR(got, want);
+    shd_close(s);
+    fixture_stop(&daemons);
+    daemons.publish = NULL;
+    unmount_small_disk();
+}
+
 TEST_MAIN()
