@@ -307,7 +307,8 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
         common_unadopt(m);
         unmap_state(d, &m->state);
         unmap_host(&m->spill->segment);
-        m->kept.spare_fd = m->kept.next_fd = -1; /* the group's, which keeps it */
+        m->kept.spare_fd = -1; /* the group's, which keeps it */
+        m->kept.next_fd = -1;
         model_free(m);
         return r;
     }

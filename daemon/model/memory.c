@@ -22,7 +22,8 @@
 
 int memory_init(struct model *m, struct shd_err *e)
 {
-    m->kept.spare_fd = m->kept.next_fd = -1;
+    m->kept.spare_fd = -1;
+    m->kept.next_fd = -1;
     return spare_new(m, e);
 }
 

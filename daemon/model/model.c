@@ -310,7 +310,8 @@ int model_plan(struct spec *spec, const struct model_home *home, struct model **
     m->json.segment = SEGMENT_CLOSED;
     m->spill->segment = SEGMENT_CLOSED;
     m->backlog_last = &m->backlog_first;
-    m->kept.spare_fd = m->kept.next_fd = -1;
+    m->kept.spare_fd = -1;
+    m->kept.next_fd = -1;
     const struct quota_maker maker = { home->maker.known, home->maker.uid, home->maker.gid };
     int r = check_device(spec, home->kern, e);
     if (r == SHD_OK)
