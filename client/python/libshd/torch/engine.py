@@ -727,29 +727,38 @@ class Engine:
     def commit(self, lr: float, groups: Iterable[Any], idle: bool = False) -> Result:
         if self.elastic:
             raise Misuse('step() outside of leases(), which shard(micro_batches=…) is for')
-        groups, metrics, step = tuple(groups), dict(self.metrics), self.model.step
+        groups, metrics, step, puts = tuple(groups), dict(self.metrics), self.model.step, self.model.puts
         while True:
             try:
                 if not self.sealed:
                     self.gather(idle)
-                return self.decide(lr, groups)
+                result = self.end_step(lr, groups)
+                break
             except StepReset:
                 if self.stream or self.model.step != step:
                     raise  # else the gradients are still here, and of the step
                 self.metrics = dict(metrics)
+        return self.ended(result, step, puts)
 
     def decide(self, lr: float, groups: Iterable[Any]) -> Result:
         """End the step, when all workers have returned all of it."""
+        step, puts = self.model.step, self.model.puts
+        return self.ended(self.end_step(lr, groups), step, puts)
+
+    def end_step(self, lr: float, groups: Iterable[Any]) -> Result:
         self.sealed = True
         for unit in self.units:
             self.release(unit)
-        step, puts = self.model.step, self.model.puts
         groups = (*groups, *[(float('nan'),) * 4] * bool(self.buffers.units))  # they have no rates
         try:
-            result = self.model.commit(lr, clip_norm=self.clip_norm, groups=groups,
-                                       divide_by=1 if self.weighted else 0, dynamic_loss_scale=self.scales)
+            return self.model.commit(lr, clip_norm=self.clip_norm, groups=groups, divide_by=1 if self.weighted else 0,
+                                     dynamic_loss_scale=self.scales)
         except StepReset as e:
             self.was_reset(e)
+
+    def ended(self, result: Result, step: int, puts: int) -> Result:
+        """The step, which had these numbers, is over. That the model goes back from here on (StepReset) takes the
+        gradients with it, also where it goes back to this step."""
         self.known = max(self.known, self.model.step)
         self.sealed, self.backwards, self.clip_norm, self.metrics = False, 0, 0.0, {}
         self.handed, self.unscaled, self.ran, self.forward, self.resets = False, 1.0, False, '', 0

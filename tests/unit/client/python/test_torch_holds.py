@@ -809,6 +809,52 @@ class GoesBack(unittest.TestCase):
                 self.assertEqual(opt.param_groups[0]['lr'], 0.01 * min(1, (step + 1) / 5))
         self.assertEqual(self.train('back-not', True, False, loop), self.train('back-leased', True, True, loop))
 
+    def test_the_step_that_has_just_ended_begins_again(self):
+        """What is computed again is the loop's, also with gradients that stay: those of the step that was are gone."""
+        def work(name, back):
+            module = made(lambda: Cnn(True))
+            module, opt = sd.shard(module, adamw(module), name=name, grads='step')
+            with contextlib.closing(libshd.Session()) as session:
+                other, engine, reset = session.attach(name), opt.engine, []
+                refresh = engine.refresh
+
+                def harmed():
+                    if back and opt.engine.model.step == 4 and not reset:
+                        other.rewind(3)
+                    refresh()
+                engine.refresh = harmed
+                while (step := sd.step_of(module)) < 6:
+                    if step == 3 and not reset:
+                        other.snapshot()
+                    module(step).backward()
+                    try:
+                        opt.step()
+                    except sd.StepReset as e:
+                        reset.append(str(e))
+                    opt.zero_grad()
+                self.assertEqual(len(reset), back)
+                return sd.digest(module)
+        self.assertEqual(*[run(lambda: work(f'back-ended-{back}', back))[0] for back in (0, 1)])
+
+    def test_a_guard_takes_the_step_back_that_it_skips(self):
+        def work(grads):
+            module = made(Mlp)
+            module, opt = sd.shard(module, adamw(module), name='back-guard-' + grads, grads=grads,
+                                   guard=[{'norm_above': 1e4, 'action': 'rewind'}])
+            opt.engine.model.snapshot_every(1, 2)
+            seen = []
+            while (step := sd.step_of(module)) < 6:
+                (module(step) * (1e6 if step == 3 and seen.count(3) < 1 else 1)).backward()
+                seen.append(step)
+                try:
+                    opt.step()
+                except sd.StepReset as e:
+                    self.assertRegex(str(e), 'for step 3, which its guard skips')
+                opt.zero_grad()
+            return sd.digest(module), seen
+        found = [run(lambda: work(grads))[0] for grads in ('stream', 'step')]
+        self.assertEqual(*found)
+
     def test_a_loop_that_does_not_ask_is_refused(self):
         def loop(module, opt, _schedule, look):
             for step in range(7):
