@@ -30,7 +30,7 @@ BEGIN { SHOWN_MAX = 6; LAST_SHOWN = 4; COLUMNS_MAX = 400 }
 name != "" && NF > 0 {
     all[count++] = $0
     if ($0 ~ /\.(c|cc|cpp|cu|cuh|h|sh|py):[0-9]+(:[0-9]+)?: / || $0 ~ /^ *FAIL(ED)?([ :]|$)/ ||
-        $0 ~ /^[A-Za-z_.]*(Error|Exception|Expired)(: |$)/ ||
+        $0 ~ /^([A-Za-z_.]*(Error|Exception|Expired)|libshd\.errors\.[A-Za-z]+)(: |$)/ ||
         $0 ~ /(ERROR|WARNING): [A-Za-z]*Sanitizer|^SUMMARY: /)
         why[told++] = $0
 }

@@ -119,7 +119,7 @@ shown() {
             /\*\*\*(Failed|Timeout|Exception)/! { x; d }
             x
             /\.(c|cc|cpp|cu|cuh|h|sh|py):[0-9]+(:[0-9]+)?: |^$1: +FAIL(ED)?([ :]|\$)|^$1: (FAIL|ERROR)/p
-            /^$1: [A-Za-z_.]*(Error|Exception|Expired)(: |\$)|(ERROR|WARNING): [A-Za-z]*Sanitizer/p"
+            /^$1: ([A-Za-z_.]*(Error|Exception|Expired)|libshd\.errors\.[A-Za-z]+)(: |\$)|(ERROR|WARNING): [A-Za-z]*Sanitizer/p"
     fi
 }
 
