@@ -11,12 +11,13 @@
 
 #include "daemon/base/state.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 #include "proto/base/sys.h"
 
-/* Run before the loop looks at its sockets again, for what completes may begin more: some 0.2 ms.
- */
-#define HERE_MAX 16u
+/* The loop looks at its sockets again after so long: what completes may begin more, which this
+ * thread may do itself. */
+#define HERE_NS UINT64_C(200000)
 
 struct task_queue {
     uv_async_t async;
@@ -44,12 +45,15 @@ static void keep_awake(uv_idle_t *more)
 static void run_here(uv_prepare_t *prepare)
 {
     struct task_queue *queue = prepare->data;
-    for (uint32_t i = 0; i < HERE_MAX && queue->here != NULL; i++) {
+    const uint64_t begun_ns = queue->here != NULL ? clock_now_ns() : 0;
+    while (queue->here != NULL) {
         struct task *task = queue->here;
         queue->here = task->next;
         if (queue->here == NULL)
             queue->here_last = &queue->here;
         run(queue, task);
+        if (clock_now_ns() - begun_ns > HERE_NS)
+            break;
     }
     if (queue->here != NULL)
         uv_idle_start(&queue->more, keep_awake);

@@ -340,7 +340,7 @@ int queue_push(struct cpu_kern *k, const struct cpu_op *op, struct shd_err *e)
 
 bool queue_run(struct cpu_kern *k, struct cpu_op *op, int *ret_status)
 {
-    CHECK(op->run != NULL && op_chunks(op) <= 1);
+    CHECK(op->run != NULL && (k->thread_count == 1 || op_chunks(op) <= 1));
     if (pthread_mutex_trylock(&k->push_lock) != 0)
         return false;
     /* With the lock, and all that was queued popped, the leader waits, and its record of the trail

@@ -31,7 +31,7 @@ static uint64_t disturbances(void)
     return (uint64_t)u.ru_minflt + (uint64_t)u.ru_majflt + (uint64_t)u.ru_nivcsw;
 }
 
-/* choice[] is touched by the leader alone: what is done in its place is shorter than a chunk. */
+/* choice[] is touched by the leader alone, or in its place while it has nothing to do. */
 void timed_turn(struct timed *t, struct timed_range *r)
 {
     CHECK(r->work < TIMED_WORKS);

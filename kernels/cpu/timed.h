@@ -1,7 +1,8 @@
 /* The instruction set by which a device does each kind of work: the widest one, until another was
- * found to be quicker here (choice.h). The first whole chunks that the leader does are timed, by
- * turns with the one and the other: no work is done for it, and nothing waits for it. Every set
- * gives the same bits and leaves the same trail, so that one may begin what another ends.
+ * found to be quicker here (choice.h). The first whole chunks that the leader does, or a
+ * caller in its place, are timed, by turns with the one and the other: no work is done for it, and
+ * nothing waits for it. Every set gives the same bits and leaves the same trail, so that one may
+ * begin what another ends.
  *
  * A chunk counts that nothing has disturbed: no page was touched for the first time, and nobody
  * else was given the processor meanwhile. What a wide set does to the clock of the code that comes

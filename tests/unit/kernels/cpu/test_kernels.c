@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/queue.h"
 #include "proto/base/sys.h"
 #include "tests/lib/child.h"
 #include "tests/lib/kern_util.h"
@@ -220,19 +221,20 @@ static int run_here(struct kern *k, const struct kern_accumulate *a)
     return r;
 }
 
-/* Denormals too: flushed as on a compute thread, and not in what the caller computes next. */
+/* Denormals too: flushed as on a compute thread, and not in what the caller computes next. Two
+ * chunks where there is one such thread, which could not share them out. */
 static void check_here(struct kern *k, const char *label, void *arg)
 {
-    enum { FEW = 2 * BLOCK, MANY = 64 * BLOCK };
+    enum { FEW = 2 * BLOCK, CHUNKS = 64 * BLOCK, MANY = CHUNKS + BLOCK };
     static float acc[MANY], want[MANY], grad[MANY];
+    const bool alone = ((struct cpu_kern *)k)->thread_count == 1;
     struct kern_sum sum, want_sum;
     (void)arg;
     fill_awkward(acc, MANY, true, 3);
     fill_awkward(grad, MANY, true, 4);
     memcpy(want, acc, sizeof acc);
-    struct kern_accumulate a = {
-        acc, grad, SHD_F32, CODEC_NONE, FEW, false, &sum, { .area = NULL }
-    };
+    struct kern_accumulate a = { acc,   grad, SHD_F32,         CODEC_NONE, alone ? CHUNKS : FEW,
+                                 false, &sum, { .area = NULL } };
     struct kern_accumulate other = a;
     other.acc = want;
     other.sum = &want_sum;
@@ -245,7 +247,7 @@ static void check_here(struct kern *k, const char *label, void *arg)
     volatile float tiny = 0x1p-149f;
     EXPECT(tiny * 1 > 0);
 
-    a.elems = MANY; /* nothing is done of what takes long, */
+    a.elems = alone ? MANY : CHUNKS; /* nothing is done of what takes long, */
     EXPECT_STATUS(run_here(k, &a), SHD_PENDING);
     a.elems = 1; /* or is wrong */
     EXPECT_STATUS(run_here(k, &a), SHD_ERANGE);
