@@ -345,10 +345,10 @@ struct kern_ops {
     /* Queue an operation: kern_fill() and so on, below. */
     int (*submit)(struct kern *k, const struct kern_op *op, struct kern_done *done,
                   struct shd_err *e);
-    /* Do an operation at once, on the caller's thread: one that is done there before another thread
-     * would be awake, of a device that has nothing to do. SHD_OK: it is done, with *ret_status as
-     * done would get it. SHD_PENDING: it is not such a one, submit it. Any error, as of submit:
-     * nothing was done. */
+    /* Do an operation at once, on the caller's thread, of a device that has nothing to do: one that
+     * is done there before another thread would be awake, or a longer sum where there is one thread
+     * to do it. SHD_OK: it is done, with *ret_status as done would get it. SHD_PENDING: it is not
+     * such a one, submit it. Any error, as of submit: nothing was done. */
     int (*run_here)(struct kern *k, const struct kern_op *op, int *ret_status, struct shd_err *e);
 
     /* Memory. Arrays of every operation are of this device; those of copy, and of cast, hash and

@@ -24,11 +24,12 @@
 
 /* What a caller does itself: 1 us (a sum of what is cached) to 12 us (an update), where to wake a
  * thread and to hear of its end takes 30 us (EPYC Zen 4). No parallelism is lost: it is of one
- * chunk. Nor is any lost on a device of one thread, where more is worth it: up to some 0.2 ms, for
- * which the caller hears nothing else. */
+ * chunk. Nor is any lost on a device of one thread, where a longer sum is worth it. Not a longer
+ * update: of several that are given at once the first is waited for, and the caller would tell of
+ * it behind the last. */
 #define HERE_ELEMS       UINT64_C(16384)
 #define HERE_ALONE_ELEMS (2 * CHUNK_ELEMS)
-_Static_assert(HERE_ELEMS <= CHUNK_ELEMS, "what a caller does itself is of one chunk");
+_Static_assert(HERE_ELEMS < CHUNK_ELEMS, "what a caller does itself is of one chunk");
 
 /* What no choice is made for. */
 static const struct cpu_isa *widest(const struct cpu_thread *t)
@@ -310,18 +311,19 @@ static int copy_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_ra
 static const struct cpu_kind {
     cpu_run *run;
     uint64_t chunk;
-    uint64_t here; /* so many elements at most are done sooner than handed over; 0: none ever */
+    uint64_t here;       /* so many elements at most are done sooner than handed over; */
+    uint64_t here_alone; /* on a device of one thread */
 } kinds[KERN_OP_KINDS] = {
-    [KERN_FILL] = { fill_run, CHUNK_ELEMS, HERE_ELEMS },
-    [KERN_CAST] = { cast_run, CHUNK_ELEMS, 0 },
-    [KERN_ACCUMULATE] = { accumulate_run, CHUNK_ELEMS, HERE_ELEMS },
-    [KERN_SUMSQ] = { sumsq_run, CHUNK_ELEMS, HERE_ELEMS },
-    [KERN_UPDATE] = { update_run, CHUNK_ELEMS, HERE_ELEMS },
-    [KERN_HASH] = { hash_run, CHUNK_LEAVES, 0 },
-    [KERN_COPY] = { copy_run, CHUNK_ELEMS * sizeof(float), 0 },
-    [KERN_QUANTIZE] = { quantize_run, CHUNK_ELEMS, 0 },
-    [KERN_DEQUANTIZE] = { dequantize_run, CHUNK_ELEMS, 0 },
-    [KERN_ENCODE] = { encode_run, CHUNK_ELEMS, HERE_ELEMS },
+    [KERN_FILL] = { fill_run, CHUNK_ELEMS, HERE_ELEMS, HERE_ELEMS },
+    [KERN_CAST] = { cast_run, CHUNK_ELEMS, 0, 0 },
+    [KERN_ACCUMULATE] = { accumulate_run, CHUNK_ELEMS, HERE_ELEMS, HERE_ALONE_ELEMS },
+    [KERN_SUMSQ] = { sumsq_run, CHUNK_ELEMS, HERE_ELEMS, HERE_ALONE_ELEMS },
+    [KERN_UPDATE] = { update_run, CHUNK_ELEMS, HERE_ELEMS, HERE_ELEMS },
+    [KERN_HASH] = { hash_run, CHUNK_LEAVES, 0, 0 },
+    [KERN_COPY] = { copy_run, CHUNK_ELEMS * sizeof(float), 0, 0 },
+    [KERN_QUANTIZE] = { quantize_run, CHUNK_ELEMS, 0, 0 },
+    [KERN_DEQUANTIZE] = { dequantize_run, CHUNK_ELEMS, 0, 0 },
+    [KERN_ENCODE] = { encode_run, CHUNK_ELEMS, HERE_ELEMS, HERE_ELEMS },
 };
 
 static int cpu_op_init(struct cpu_op *queued, const struct kern_op *op, struct kern_done *done,
@@ -353,9 +355,8 @@ static bool worth_handing_over(const struct cpu_kern *k, const struct cpu_op *op
 {
     const struct kern_op *what = &op->work.op;
     const bool draws = what->kind == KERN_FILL && what->fill.kind != KERN_FILL_CONST;
-    uint64_t here = kinds[what->kind].here;
-    if (here > 0 && k->thread_count == 1)
-        here = HERE_ALONE_ELEMS;
+    const struct cpu_kind *kind = &kinds[what->kind];
+    const uint64_t here = k->thread_count == 1 ? kind->here_alone : kind->here;
     return op->work.count > here || draws || muon_has(what);
 }
 

@@ -86,8 +86,9 @@ int queue_start(struct cpu_kern *k, const struct kern_config *config, struct shd
 /* Run what is queued, then end the threads that were started. */
 void queue_stop(struct cpu_kern *k);
 
-/* Run op, which is one chunk, on this thread, if nothing is queued and nothing runs; what is queued
- * meanwhile waits for it. False: there is something, and nothing was done. Any thread. */
+/* Run op, which is one chunk unless there is one thread, on this thread, if nothing is queued and
+ * nothing runs; what is queued meanwhile waits for it. False: there is something, and nothing was
+ * done. Any thread. */
 bool queue_run(struct cpu_kern *k, struct cpu_op *op, int *ret_status);
 
 /* Queue a copy of op. SHD_EBUSY when KERN_QUEUE_MAX are queued. Any thread. */

@@ -819,7 +819,7 @@ class GoesBack(unittest.TestCase):
                 refresh = engine.refresh
 
                 def harmed():
-                    if back and opt.engine.model.step == 4 and not reset:
+                    if back and engine.model.step == 4 and not reset:
                         other.rewind(3)
                     refresh()
                 engine.refresh = harmed
@@ -854,6 +854,7 @@ class GoesBack(unittest.TestCase):
             return sd.digest(module), seen
         found = [run(lambda: work(grads))[0] for grads in ('stream', 'step')]
         self.assertEqual(*found)
+        self.assertEqual(found[0][1], [0, 1, 2, 3, 3, 4, 5])
 
     def test_a_loop_that_does_not_ask_is_refused(self):
         def loop(module, opt, _schedule, look):

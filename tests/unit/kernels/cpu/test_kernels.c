@@ -259,6 +259,40 @@ TEST(few_elements_are_summed_on_the_callers_thread)
     devices_each(check_here, NULL);
 }
 
+/* Whoever gives several is to hear of the first one's end before the last has begun. */
+static void check_update_elsewhere(struct kern *k, const char *label, void *arg)
+{
+    enum { ELEMS = 32 * BLOCK };
+    static float param[ELEMS], m[ELEMS], grad[ELEMS], publish[ELEMS];
+    const struct kern_run run = { 0, ELEMS, 0 };
+    const struct kern_hyper hyper = { .lr = 0.5f };
+    struct kern_op op = { .kind = KERN_UPDATE,
+                          .update = { .kind = SPEC_SGD,
+                                      .param = param,
+                                      .m = m,
+                                      .grad = grad,
+                                      .grad_scale = 1,
+                                      .publish = publish,
+                                      .publish_dtype = SHD_F32,
+                                      .elems = ELEMS,
+                                      .runs = &run,
+                                      .run_count = 1,
+                                      .hypers = &hyper,
+                                      .hyper_count = 1 } };
+    struct shd_err e = { 0 };
+    int status = SHD_EINTERNAL;
+    (void)label, (void)arg;
+    grad[0] = 1;
+    param[0] = 0;
+    EXPECT_STATUS(k->ops->run_here(k, &op, &status, &e), SHD_PENDING);
+    EXPECT(param[0] == 0);
+}
+
+TEST(long_updates_are_not_done_on_the_callers_thread)
+{
+    devices_each(check_update_elsewhere, NULL);
+}
+
 struct held {
     struct kern_done done;
     sem_t begun, go;
