@@ -17,6 +17,9 @@ and between them. Processes of shd-gpt are stopped (SIGSTOP) while it is not the
 
   peers.SIZE.MODE.ratio          a step over the compute alone, by the blocks before and after it in the round.
                                  none, shardd_none: their last block over their first, which is noise
+  peers.SIZE.MODE.ratio_slower   over the compute alone of whichever process is the slower one in each step: where each
+                                 step ends for all at once, as in all modes, nobody can be below 1. Beside ratio it
+                                 says what is the exchange's and what a machine's that slows down one of them
   peers.SIZE.MODE.ratio_p10      the 10th percentile of all steps over that of the compute alone
   peers.SIZE.MODE.cpu_ratio      as ratio, of processor time, daemons' too
   peers.SIZE.MODE.ns_per_param   what exchange adds to a step, per parameter
@@ -49,8 +52,8 @@ import time
 
 from figures import machine, parser
 from groups import (
-    ROOT, SIZES, Block, Failed, Group, TorchGroup, figure, parameters, processor, rounds, say, step_tokens,
-    torch_env, used_s,
+    ROOT, SIZES, Failed, Group, TorchGroup, block_of, figure, parameters, processor, rounds, say,
+    step_tokens, torch_env, used_s,
 )  # fmt: skip
 
 TEXT = [os.path.join(ROOT, 'docs', name) for name in ('design.md', 'protocol.md')]
@@ -68,9 +71,9 @@ PRESETS = {  # steps of a block, seconds of all rounds
     '10.8m': (3, 240),
     '60m': (1, 180),
 }
-UNITS = {'ratio': 'ratio', 'ratio_p10': 'ratio', 'cpu_ratio': 'ratio', 'ns_per_param': 'ns', 'step_ms': 'ms',
-         'tokens_per_s': 'tokens/s', 'memory_mb': 'MB', 'reserve_mb': 'MB', 'first_step_s': 's', 'recovery_s': 's',
-         'caught_up_s': 's', 'lost_steps': 'steps'}
+UNITS = {'ratio': 'ratio', 'ratio_slower': 'ratio', 'ratio_p10': 'ratio', 'cpu_ratio': 'ratio', 'ns_per_param': 'ns',
+         'step_ms': 'ms', 'tokens_per_s': 'tokens/s', 'memory_mb': 'MB', 'reserve_mb': 'MB', 'first_step_s': 's',
+         'recovery_s': 's', 'caught_up_s': 's', 'lost_steps': 'steps'}
 PLOTS = {'ratio': 'A step over its compute alone', 'tokens_per_s': 'Tokens per second of two processes',
          'memory_mb': 'Memory of all processes', 'first_step_s': 'From the first process to the first step',
          'recovery_s': 'From a killed rank to the next step'}
@@ -169,8 +172,8 @@ class GptGroup(Group):
         self.wait([at + count for at in first], REST_S)
         share = (used_s(self.pids()) - used) / (time.monotonic() - begin)
         self.stop()
-        each = [took for log, at in zip(self.logs, first) for took in log.seconds(at, at + count)]
-        return Block(statistics.mean(each), share * statistics.mean(each), each)
+        took = [log.seconds(at, at + count) for log, at in zip(self.logs, first)]
+        return block_of(took, share * statistics.mean(statistics.mean(of) for of in took))
 
     def peak_mb(self):
         """During two steps."""
@@ -367,13 +370,14 @@ def table(o, lines):
     rows = [f'{parameters(o.size) / 1e6:.2f} M parameters, {step_tokens(o.size, 2):,} tokens a step; {processor()}, '
             f'{os.cpu_count()} processors, of whose time others took {cell(found.get("others_share"), 3)}; '
             f'{time.strftime("%Y-%m-%d")}', '',
-            '| 2 processes | time over compute alone | of 10th percentiles | processor time over compute alone '
+            '| 2 processes | time over compute alone | over the slower one | of 10th percentiles | processor time, likewise '
             '| ns per parameter | tokens/s | memory | first step | next step after a kill | as far as before |',
-            '|' + '---|' * 10]
+            '|' + '---|' * 11]
     for mode, row in ROWS.items():
         at = {name: found.get(f'{mode}.{name}') for name in UNITS}
         if at['tokens_per_s']:
-            cells = [row, cell(at['ratio'], 3, True), cell(at['ratio_p10'], 3), cell(at['cpu_ratio'], 3),
+            cells = [row, cell(at['ratio'], 3, True), cell(at['ratio_slower'], 3), cell(at['ratio_p10'], 3),
+                     cell(at['cpu_ratio'], 3),
                      cell(at['ns_per_param'], 2), cell(at['tokens_per_s'], 0), cell(at['memory_mb'], 0) + ' MB',
                      cell(at['first_step_s'], 1) + ' s', cell(at['recovery_s'], 1), cell(at['caught_up_s'], 1)]
             rows.append('| ' + ' | '.join(cells) + ' |')

@@ -174,7 +174,14 @@ class Failed(RuntimeError):
         self.group = group
 
 
-Block = collections.namedtuple('Block', 'step_s cpu_s each_s')  # means of a step, and each step of each process
+# Of a step: its mean, that of the process which is the slower one in it, processor time; and each step of each process.
+Block = collections.namedtuple('Block', 'step_s slower_s cpu_s each_s')
+
+
+def block_of(took, cpu_s):
+    """took: the seconds of each process's steps, as many of each."""
+    each = [seconds for of in took for seconds in of]
+    return Block(statistics.mean(each), statistics.mean(max(of) for of in zip(*took)), cpu_s, each)
 
 
 class Group:
@@ -299,8 +306,7 @@ class TorchGroup(Group):
         done = self.ask(f'steps {count}')
         used = used_s(self.pids()) - used
         self.last = done[0]['step'], statistics.mean(d['loss'] for d in done)
-        return Block(statistics.mean(d['end'] - d['begin'] for d in done) / count, used / count,
-                     [took for d in done for took in d['each']])
+        return block_of([d['each'] for d in done], used / count)
 
     def peak_mb(self):
         """During two steps."""
@@ -333,7 +339,7 @@ def compared(order, blocks):
         if group.base:
             near = [next(i for i in way if order[i] is group.base)
                     for way in (range(at, -1, -1), range(at, len(order)))]
-            found[group] = blocks[at], Block(*(statistics.mean(of) for of in zip(*(blocks[i][:2] for i in near))), [])
+            found[group] = blocks[at], Block(*(statistics.mean(of) for of in zip(*(blocks[i][:3] for i in near))), [])
     return found
 
 
@@ -358,7 +364,8 @@ def rounds(o, groups, seconds):
             note_block(group, block, step_tokens(o.size, group.world))
             each.setdefault(group, []).extend(block.each_s)
         for group, (block, base) in compared(order, blocks).items():
-            group.note(ratio=block.step_s / base.step_s, cpu_ratio=block.cpu_s / base.cpu_s,
+            group.note(ratio=block.step_s / base.step_s, ratio_slower=block.step_s / base.slower_s,
+                       cpu_ratio=block.cpu_s / base.cpu_s,
                        ns_per_param=(block.step_s - base.step_s) * 1e9 / parameters(o.size))
         for base in {group.base for group in groups}:  # what is left of noise
             of = [block.step_s for group, block in zip(order, blocks) if group is base]

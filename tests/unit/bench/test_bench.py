@@ -180,9 +180,16 @@ class Turns(unittest.TestCase):
 
     def test_a_machine_that_slows_down_evenly_does_not_change_ratios(self):
         order = groups.in_turns(self.groups, 0)
-        blocks = [groups.Block((100 + at) * (2 if g.name == 'c' else 1), 1.0, []) for at, g in enumerate(order)]
+        blocks = [groups.block_of([[(100 + at) * (2 if g.name == 'c' else 1)]], 1.0) for at, g in enumerate(order)]
         found = {g.name: (block.step_s, base.step_s) for g, (block, base) in groups.compared(order, blocks).items()}
         self.assertEqual(found, {'a': (101, 101.5), 'b': (102, 101.5), 'c': (208, 104), 'd': (107, 107)})
+
+    def test_the_slower_of_two_processes_is_another_one_in_each_step(self):
+        block = groups.block_of([[1, 2, 3], [3, 2, 2]], 0.5)
+        self.assertEqual((block.step_s, block.slower_s, block.cpu_s), (13 / 6, 8 / 3, 0.5))
+        self.assertEqual(block.each_s, [1, 2, 3, 3, 2, 2])
+        found = groups.compared([self.one, self.groups[0], self.one], [block, groups.block_of([[5]], 1.0), block])
+        self.assertEqual(found[self.groups[0]][1].slower_s, 8 / 3)
 
     def test_figures_have_median_range_and_tenths(self):
         self.assertEqual(groups.figure('x', [3, 1, 2, 10], 's'), {
@@ -258,6 +265,7 @@ class Peers(unittest.TestCase):
             self.assertIn('shardd_torch', [text.text for text in plot.iter('{http://www.w3.org/2000/svg}text')])
 
     def check_mode(self, mode, recovers, figures):
+        self.assertEqual('ratio_slower' in figures, mode not in ('none', 'shardd_none'))
         for name in ('ratio', 'tokens_per_s', 'memory_mb', 'first_step_s'):
             self.assertGreater(figures[name], 0, name)
         if mode in ('none', 'ddp', 'shardd_torch'):  # each imports PyTorch
