@@ -25,6 +25,13 @@ void *sys_calloc(size_t count, size_t bytes); /* checks count * bytes for overfl
 void *sys_realloc(void *p, size_t bytes);
 char *sys_strdup(const char *s);
 void *sys_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset);
+
+/* A table of zeros of which few places are ever used, and only those take memory: of its own pages,
+ * for AddressSanitizer would mark each place of a calloc(). NULL: there is no memory. To be freed
+ * with the same count and bytes. */
+void *sys_table(size_t count, size_t bytes);
+void sys_table_free(void *table, size_t count, size_t bytes); /* NULL is fine */
+
 int sys_memfd(const char *name, unsigned flags);
 int sys_open_at(int dir_fd, const char *path, int flags, unsigned mode);
 int sys_fallocate(int fd, int mode, off_t offset, off_t bytes);
