@@ -14,13 +14,18 @@ expect() {
     grep -qe "$2" "$1" || fail "no '$2' in $1: $(cat "$1")"
 }
 
-# soon COMPLAINT COMMAND...: until that is so.
+# soon COMPLAINT COMMAND...: until that is so. A look starts as few processes as it can: what it waits for wants
+# the processors, too.
 soon() {
     soon_complaint=$1
-    soon_end=$(($(date +%s) + limit_s))
+    read -r soon_now _ </proc/uptime
+    soon_end=$((${soon_now%.*} + limit_s))
+    soon_looks=0
     shift
     until "$@"; do
-        [ "$(date +%s)" -lt "$soon_end" ] || fail "$soon_complaint"
-        sleep 0.05
+        read -r soon_now _ </proc/uptime
+        [ "${soon_now%.*}" -lt "$soon_end" ] || fail "$soon_complaint"
+        soon_looks=$((soon_looks + 1))
+        if [ "$soon_looks" -lt 40 ]; then sleep 0.05; else sleep 0.1; fi
     done
 }
