@@ -17,9 +17,9 @@ and between them. Processes of shd-gpt are stopped (SIGSTOP) while it is not the
 
   peers.SIZE.MODE.ratio          a step over the compute alone, by the blocks before and after it in the round.
                                  none, shardd_none: their last block over their first, which is noise
-  peers.SIZE.MODE.ratio_slower   over the compute alone of whichever process is the slower one in each step: where each
-                                 step ends for all at once, as in all modes, nobody can be below 1. Beside ratio it
-                                 says what is the exchange's and what a machine's that slows down one of them
+  peers.SIZE.MODE.ratio_slower   over the compute alone of whichever process is the slower one in each step, for a step
+                                 ends for all at once in all modes. An estimate: alone, k-th steps are not of one time.
+                                 Beside ratio it says what is not the exchange's but the machine's, which slows one down
   peers.SIZE.MODE.ratio_p10      the 10th percentile of all steps over that of the compute alone
   peers.SIZE.MODE.cpu_ratio      as ratio, of processor time, daemons' too
   peers.SIZE.MODE.ns_per_param   what exchange adds to a step, per parameter
@@ -173,7 +173,7 @@ class GptGroup(Group):
         share = (used_s(self.pids()) - used) / (time.monotonic() - begin)
         self.stop()
         took = [log.seconds(at, at + count) for log, at in zip(self.logs, first)]
-        return block_of(took, share * statistics.mean(statistics.mean(of) for of in took))
+        return block_of(took, share * statistics.mean(sum(took, [])))
 
     def peak_mb(self):
         """During two steps."""
@@ -370,15 +370,16 @@ def table(o, lines):
     rows = [f'{parameters(o.size) / 1e6:.2f} M parameters, {step_tokens(o.size, 2):,} tokens a step; {processor()}, '
             f'{os.cpu_count()} processors, of whose time others took {cell(found.get("others_share"), 3)}; '
             f'{time.strftime("%Y-%m-%d")}', '',
-            '| 2 processes | time over compute alone | over the slower one | of 10th percentiles | processor time, likewise '
-            '| ns per parameter | tokens/s | memory | first step | next step after a kill | as far as before |',
+            '| 2 processes | time over compute alone | over the slower one | of 10th percentiles '
+            '| processor time, likewise | ns per parameter '
+            '| tokens/s | memory | first step | next step after a kill | as far as before |',
             '|' + '---|' * 11]
     for mode, row in ROWS.items():
         at = {name: found.get(f'{mode}.{name}') for name in UNITS}
         if at['tokens_per_s']:
             cells = [row, cell(at['ratio'], 3, True), cell(at['ratio_slower'], 3), cell(at['ratio_p10'], 3),
-                     cell(at['cpu_ratio'], 3),
-                     cell(at['ns_per_param'], 2), cell(at['tokens_per_s'], 0), cell(at['memory_mb'], 0) + ' MB',
+                     cell(at['cpu_ratio'], 3), cell(at['ns_per_param'], 2), cell(at['tokens_per_s'], 0),
+                     cell(at['memory_mb'], 0) + ' MB',
                      cell(at['first_step_s'], 1) + ' s', cell(at['recovery_s'], 1), cell(at['caught_up_s'], 1)]
             rows.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(rows) + '\n'

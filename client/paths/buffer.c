@@ -2,7 +2,6 @@
 #include "client/paths/buffer.h"
 
 #include <inttypes.h>
-#include <sys/mman.h>
 
 #include "client/session/session.h"
 #include "kernels/kern.h"
@@ -22,9 +21,8 @@ static int hold_on_host(const struct buffers *in, struct buffer *b, struct shd_e
 {
     if (b->base != NULL)
         return SHD_OK;
-    void *base = sys_mmap(NULL, in->bytes_max, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED)
+    void *base = sys_pages(in->bytes_max);
+    if (base == NULL)
         return err_sys(e, SHD_ENOMEM, "map %" PRIu64 " bytes for a unit", in->bytes_max);
     b->base = base;
     return SHD_OK;
@@ -56,7 +54,7 @@ void buffer_free(const struct buffers *in, struct buffer *b)
     if (b->base != NULL && in->gpu != NULL)
         in->gpu->ops->release(in->gpu, b->base, b->bytes);
     else if (b->base != NULL)
-        munmap(b->base, in->bytes_max);
+        sys_pages_free(b->base, in->bytes_max);
     *b = (struct buffer){ 0 };
 }
 

@@ -17,7 +17,7 @@
 
 int op_pool_init(struct op_pool *pool, struct shd_err *e)
 {
-    struct op *items = sys_table(OP_POOL_COUNT, sizeof *items);
+    struct op *items = sys_pages(OP_POOL_COUNT * sizeof *items);
     if (items == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %u request slots", OP_POOL_COUNT);
     *pool = (struct op_pool){ .items = items };
@@ -45,7 +45,7 @@ void op_pool_deinit(struct op_pool *pool)
         return;
     for (uint32_t i = 0; i < pool->made; i++)
         op_clear(&pool->items[i]);
-    sys_table_free(pool->items, OP_POOL_COUNT, sizeof *pool->items);
+    sys_pages_free(pool->items, OP_POOL_COUNT * sizeof *pool->items);
     *pool = (struct op_pool){ 0 };
 }
 

@@ -35,7 +35,7 @@ int session_table_init(struct session_table *table, struct shd_err *e)
     uint32_t epoch;
     if (getrandom(&epoch, sizeof epoch, 0) != (ssize_t)sizeof epoch)
         return err_sys(e, SHD_EIO, "get random bytes");
-    struct session *items = sys_table(SESSIONS_MAX, sizeof *items);
+    struct session *items = sys_pages(SESSIONS_MAX * sizeof *items);
     if (items == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %u sessions", SESSIONS_MAX);
     *table = (struct session_table){ .items = items, .epoch = epoch, .epoch_first = epoch };
@@ -46,7 +46,7 @@ void session_table_deinit(struct session_table *table)
 {
     for (uint32_t i = 0; i < table->made; i++)
         replies_free(table->items[i].replies); /* of those whose requests were never answered */
-    sys_table_free(table->items, SESSIONS_MAX, sizeof *table->items);
+    sys_pages_free(table->items, SESSIONS_MAX * sizeof *table->items);
     *table = (struct session_table){ 0 };
 }
 

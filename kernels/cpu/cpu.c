@@ -5,7 +5,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "kernels/cpu/queue.h"
@@ -406,20 +405,16 @@ static void cpu_segment_close(struct kern *k, struct segment *segment)
     segment_close(segment);
 }
 
-/* Pages that were never touched cost nothing. */
 static void *cpu_alloc(struct kern *k, uint64_t bytes)
 {
     (void)k;
-    void *base = sys_mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return base != MAP_FAILED ? base : NULL;
+    return sys_pages(bytes);
 }
 
 static void cpu_release(struct kern *k, void *memory, uint64_t bytes)
 {
     (void)k;
-    if (memory != NULL)
-        munmap(memory, bytes);
+    sys_pages_free(memory, bytes);
 }
 
 static int cpu_pin(struct kern *k, void *base, uint64_t bytes, bool readonly, struct shd_err *e)

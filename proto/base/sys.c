@@ -62,20 +62,17 @@ void *sys_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offs
     return fault(SYS_MAP) != 0 ? MAP_FAILED : mmap(addr, bytes, prot, flags, fd, offset);
 }
 
-void *sys_table(size_t count, size_t bytes)
+void *sys_pages(size_t bytes)
 {
-    size_t total;
-    if (__builtin_mul_overflow(count, bytes, &total))
-        return NULL;
-    void *table = sys_mmap(NULL, total, PROT_READ | PROT_WRITE,
+    void *pages = sys_mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return table == MAP_FAILED ? NULL : table;
+    return pages == MAP_FAILED ? NULL : pages;
 }
 
-void sys_table_free(void *table, size_t count, size_t bytes)
+void sys_pages_free(void *pages, size_t bytes)
 {
-    if (table != NULL)
-        munmap(table, count * bytes);
+    if (pages != NULL)
+        munmap(pages, bytes);
 }
 
 int sys_memfd(const char *name, unsigned flags)

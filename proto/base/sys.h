@@ -26,11 +26,11 @@ void *sys_realloc(void *p, size_t bytes);
 char *sys_strdup(const char *s);
 void *sys_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset);
 
-/* A table of zeros of which few places are ever used, and only those take memory: of its own pages,
- * for AddressSanitizer would mark each place of a calloc(). NULL: there is no memory. To be freed
- * with the same count and bytes. */
-void *sys_table(size_t count, size_t bytes);
-void sys_table_free(void *table, size_t count, size_t bytes); /* NULL is fine */
+/* Pages of zeros, which take memory once they are touched. Also for a large table of which few
+ * places are ever used: AddressSanitizer marks each place of a calloc(). NULL with an errno: no
+ * memory. */
+void *sys_pages(size_t bytes);
+void sys_pages_free(void *pages, size_t bytes); /* NULL is fine */
 
 int sys_memfd(const char *name, unsigned flags);
 int sys_open_at(int dir_fd, const char *path, int flags, unsigned mode);

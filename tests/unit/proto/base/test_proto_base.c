@@ -425,6 +425,7 @@ static void expect_faults(enum sys_kind kind)
     sys_fault = fault_of_kind;
     void *const made[] = { sys_malloc(8), sys_calloc(1, 8), sys_realloc(NULL, 8), sys_strdup("a") };
     void *map = sys_mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint8_t *pages = sys_pages(3 * 4096);
     const int memfd = sys_memfd("test", 0);
     errno = 0;
     const ssize_t sent = sys_sendmsg(-1, &h, 0);
@@ -437,6 +438,9 @@ static void expect_faults(enum sys_kind kind)
     EXPECT((map == MAP_FAILED) == (kind == SYS_MAP));
     if (map != MAP_FAILED)
         munmap(map, 4096);
+    EXPECT((pages == NULL) == (kind == SYS_MAP));
+    EXPECT(pages == NULL || (pages[0] == 0 && pages[3 * 4096 - 1] == 0));
+    sys_pages_free(pages, 3 * 4096);
     EXPECT((memfd < 0) == (kind == SYS_OPEN));
     if (memfd >= 0)
         close(memfd);
