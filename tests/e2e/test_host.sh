@@ -20,6 +20,7 @@ trap hosts_clean_up EXIT
 host() {
     local host=$1
     shift
+    rm -f "$work/$host.address"
     "$bin/shardctl" host --cluster "$work/keys/cluster.json" -d "$work/$host" -t 1 -v "$@" \
         >"$work/$host.address" 2>>"$work/host_${host,,}.log" &
     relays[$host]=$!
@@ -159,7 +160,7 @@ lose() {
     # shellcheck disable=SC2046
     kill -KILL "$keeper" $(pgrep -P "$keeper")
     soon "the end of $1" is_gone "$keeper"
-    rm -r "${work:?}/$1" "$work/$1.address"
+    rm -r "${work:?}/$1"
 }
 saving() { host "$1" --name "${1,,}" --resume "$work/lost" --checkpoint-every 5 --keep 3; }
 restored() { [ "$(grep -c "restored $work/lost/step-0*[1-9]" "$work/host_a.log")" -ge "$1" ]; }

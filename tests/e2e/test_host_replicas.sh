@@ -29,6 +29,7 @@ cluster() {
 host() {
     local host=$1
     shift
+    rm -f "$work/$host.address"
     "$bin/shardctl" host --cluster "$file" --name "${host,,}" -d "$work/$host" -t 1 -v "$@" \
         >"$work/$host.address" 2>>"$work/host_${host,,}.log" &
     relays[$host]=$!
@@ -136,7 +137,6 @@ echo "  a host that is put out is out for all, and the last copy stays"
 kill -TERM "${relays[B]}"
 soon "the end of B" is_gone "${relays[B]}"
 [ ! -e "$work/B" ] || fail "left: $(ls -A "$work/B")"
-rm "$work/B.address"
 twice B
 soon "B" is_ready B
 expect "$work/host_b.log" "this host, 'b', is out in view 1 of the arbiter"
@@ -144,7 +144,6 @@ expect "$work/host_b.log" "this host, 'b', is out in view 1 of the arbiter"
 if grep -q "begin empty" "$work"/host_*.log; then fail "$(grep -h "begin empty" "$work"/host_*.log)"; fi
 kill -TERM "${relays[A]}"
 soon "the end of A" is_gone "${relays[A]}"
-rm "$work/A.address"
 twice A
 soon "A" is_ready A
 expect "$work/host_a.log" "this host, 'a', is in by view 1 of the arbiter, and its daemons begin empty: .*\`shardctl hosts --out a\`"
@@ -155,7 +154,6 @@ kill -STOP "$keeper"
 kill -KILL "$keeper" $(pgrep -P "$keeper")
 soon "the end of C" is_gone "$keeper"
 [ -e "$work/C/replicas.json" ] || fail "C's file is gone"
-rm "$work/C.address"
 host C
 soon "C" is_ready C
 [ ! -e "$work/C/replicas.json" ] || fail "C's file is still there"

@@ -22,6 +22,7 @@ export SHARDD_REPLICA_PATIENCE=2
 host() {
     local host=$1
     local -n on=on_$host
+    rm -f "$work/$host.address"
     "${on[@]}" "$bin/shardctl" host --cluster "$work/keys/cluster.json" --name "${host,,}" -d "$work/$host" -t 1 \
         --replicas 2 --arbiter "file:$work/arbiter" >"$work/$host.address" 2>>"$work/host_${host,,}.log" &
     relays[$host]=$!
@@ -41,7 +42,6 @@ lose() {
 begin() {
     rm -rf "$work/arbiter" "$work/A" "$work/B"
     mkdir -m 700 "$work/arbiter"
-    rm -f "$work"/?.address
     : >"$work/out"
     : >"$work/err"
     host A

@@ -20,6 +20,7 @@ trap hosts_clean_up EXIT
 host() {
     local host=$1
     local -n on=on_$host
+    rm -f "$work/$host.address"
     "${on[@]}" "$bin/shardctl" host --cluster "$work/keys/cluster.json" --name "${host,,}" -d "$work/$host" -t 1 --files \
         >"$work/$host.address" 2>>"$work/host_${host,,}.log" &
     relays[$host]=$!

@@ -208,6 +208,7 @@ in_one_process() {
 
 # -- Of `shardctl host`, whose standard output is $work/HOST.address, by relays[] ------------------
 
+# Who starts one removes HOST.address first: a redirection in the background makes it empty at some time later.
 is_ready() { [ -s "$work/$1.address" ]; }
 # The address that is printed, without its directory.
 pairs() { sed -n "s|^export SHARDD_ADDRESS='$work/$1?\(.*\)'$|\1|p" "$work/$1.address"; }

@@ -107,6 +107,7 @@ soon "no training: $(cat "$work/err")" is_begun
 kill -STOP "$job"
 refused 'being trained by shd-gpt' shardctl restore --replace --runtime-dir "$work/up" "$work/stay"
 refused 'force without --replace' shardctl restore --force --runtime-dir "$work/up" "$work/stay"
+: >"$work/stayed" # has_restored is so in what the one before has said
 shardctl checkpoint "$work/stay" --every 5 --resume --runtime-dir "$work/up" >"$work/stayed" 2>"$work/why" &
 saver=$!
 soon "not restored: $(cat "$work/stayed" "$work/why")" has_restored 1
