@@ -342,9 +342,7 @@ int look_status(struct shd_session *s, uint32_t owner, char **ret_json, struct s
 
 uint64_t look_step(const struct shd_model *m, uint32_t owner)
 {
-    const struct board *b = m->map->owners[owner].board.base;
-    const uint64_t phase = atomic_load_explicit(&b->phase.value, memory_order_relaxed);
-    return atomic_load_explicit(&b->step.value, memory_order_acquire) + (phase == STEP_APPLYING);
+    return board_collecting(m->map->owners[owner].board.base);
 }
 
 uint64_t look_furthest(const struct shd_model *m)

@@ -91,10 +91,23 @@ uint64_t board_awaited(uint32_t model, uint32_t unit)
     return (uint64_t)model << 32 | (uint64_t)unit << 1 | 1;
 }
 
+/* A step is stored before it is said to be applied, and behind the word that it is not: at no time
+ * do the two say that a step is applied which is only open. */
 void board_set_step(struct board *b, uint64_t step, uint64_t phase)
 {
+    if (phase != STEP_APPLYING)
+        atomic_store_explicit(&b->phase.value, phase, memory_order_release);
     atomic_store_explicit(&b->step.value, step, memory_order_release);
-    atomic_store_explicit(&b->phase.value, phase, memory_order_release);
+    if (phase == STEP_APPLYING)
+        atomic_store_explicit(&b->phase.value, phase, memory_order_release);
+}
+
+uint64_t board_collecting(const struct board *b)
+{
+    /* The other way round, APPLYING may be of the step before. */
+    const uint64_t step = atomic_load_explicit(&b->step.value, memory_order_acquire);
+    const uint64_t phase = atomic_load_explicit(&b->phase.value, memory_order_acquire);
+    return step + (phase == STEP_APPLYING);
 }
 
 void board_set_attempt(struct board *b, uint64_t step, uint64_t attempt)
@@ -139,7 +152,7 @@ uint64_t board_version(const struct board *b, uint32_t unit)
 }
 
 /* An update says APPLYING before it changes anything; the unit's version follows when it is done. A
- * step is stored before its phase, so reading them the other way round takes no old one for new. */
+ * step is stored before that, so reading them the other way round takes no old one for new. */
 uint64_t board_stable_version(const struct board *b, uint32_t unit)
 {
     atomic_thread_fence(memory_order_acquire); /* behind what was read before */

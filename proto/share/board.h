@@ -61,6 +61,10 @@ void board_publish(struct board *b, uint32_t unit, uint64_t version);
 void board_set_step(struct board *b, uint64_t step, uint64_t phase);
 void board_set_attempt(struct board *b, uint64_t step, uint64_t attempt);
 
+/* Reader: the step whose gradients are collected, which is the next one while one is applied. It
+ * may be told of a moment later, never before. */
+uint64_t board_collecting(const struct board *b);
+
 /* Daemon: store, of a board that nobody has been given yet. */
 void board_begin(struct board *b, uint32_t unit, uint64_t version);
 

@@ -167,6 +167,49 @@ TEST(threads_wake_each_other_and_see_the_bytes)
     segment_close(&s);
 }
 
+/* -- The open step ------------------------------------------------------------------------------
+ */
+
+#define OPENED 200000u
+
+struct opener {
+    struct board *b;
+    _Atomic uint64_t collecting; /* said beforehand */
+};
+
+static void *open_steps(void *ctx)
+{
+    struct opener *o = ctx;
+    for (uint64_t step = 0; step < OPENED; step++) {
+        board_set_step(o->b, step, STEP_SEALED);
+        atomic_store(&o->collecting, step + 1);
+        board_set_step(o->b, step, STEP_APPLYING);
+        board_set_step(o->b, step + 1, STEP_OPEN);
+    }
+    return NULL;
+}
+
+TEST(no_step_is_seen_open_before_it_is)
+{
+    static struct opener o;
+    struct segment s = board_segment(UNITS);
+    pthread_t thread;
+    uint64_t seen = 0, now = 0;
+    o.b = s.base;
+    EXPECT(pthread_create(&thread, NULL, open_steps, &o) == 0);
+    while (seen <= now && now < OPENED) {
+        seen = board_collecting(o.b);
+        now = atomic_load(&o.collecting);
+    }
+    pthread_join(thread, NULL);
+    if (seen > now)
+        FAIL("step %" PRIu64 " is said to be open while %" PRIu64 " is", seen, now);
+    EXPECT_EQ(board_collecting(o.b), OPENED);
+    segment_close(&s);
+}
+
+/* -- Sleepers ---------------------------------------------------------------------------------- */
+
 static void *wait_for_five(void *ctx)
 {
     struct pair *p = ctx;
