@@ -127,6 +127,7 @@ TEST(forked_and_dropped_again_and_again_nothing_grows)
     uint64_t step, whole = 0;
     fixture_start_kept(&daemons, OWNERS, "");
     shd_session *s = attach(PATIENT_MS), *other = attach(PATIENT_MS);
+    fill_trace(s);
     shd_model *m = open_toy(s, TOY), *twin;
     train_steps(m, 1);
     EXPECT_OK(shd_snapshot(m, &step, &e), &e);
