@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client/paths/watch.h"
+#include "proto/base/sys.h"
 #include "tests/sim/sim.h"
 #include "tests/sim/sim_guest.h"
 
@@ -431,7 +432,7 @@ void sim_begin_model(struct sim *s)
 
 static uint64_t undisturbed(const struct sim_config *config, const uint64_t *salts)
 {
-    struct sim *s = calloc(1, sizeof *s);
+    struct sim *s = sys_pages(sizeof *s);
     CHECK(s != NULL);
     s->config = *config;
     sim_begin_model(s);
@@ -443,7 +444,7 @@ static uint64_t undisturbed(const struct sim_config *config, const uint64_t *sal
         sim_decide_next(s, &decision, norm);
     }
     const uint64_t digest = sim_digest(s);
-    free(s);
+    sys_pages_free(s, sizeof *s);
     return digest;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/sys.h"
 #include "tests/sim/sim.h"
 #include "tests/sim/sim_guest.h"
 
@@ -550,7 +551,7 @@ void sim_print_end(void)
 
 struct sim_result sim_run(const struct sim_config *config, bool trace)
 {
-    struct sim *s = calloc(1, sizeof *s);
+    struct sim *s = sys_pages(sizeof *s);
     CHECK(s != NULL);
     s->config = *config;
     s->random = config->seed;
@@ -572,6 +573,6 @@ struct sim_result sim_run(const struct sim_config *config, bool trace)
         keep_end(s);
     const struct sim_result result = s->result;
     sim_deinit(s);
-    free(s);
+    sys_pages_free(s, sizeof *s);
     return result;
 }
