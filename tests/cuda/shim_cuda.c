@@ -445,6 +445,18 @@ struct pin {
 static pthread_mutex_t pins_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pin *pins;
 
+/* Whether a line of /proc/self/maps, "FIRST-END ..." in hexadecimal, ends at or below `at`. There
+ * are hundreds at each copy; sscanf() of each would be much of a test's time. */
+static bool ends_below(const char *line, uint64_t at)
+{
+    uint64_t value = 0;
+    for (; *line != ' ' && *line != '\0'; line++) {
+        const int digit = *line <= '9' ? *line - '0' : *line - 'a' + 10;
+        value = *line == '-' ? 0 : value * 16 + (uint64_t)digit;
+    }
+    return value <= at;
+}
+
 /* Whether all of [base, base + bytes) is mapped here, and writable, if asked: what the driver finds
  * out when it locks the pages. *ret_page: the first one. */
 static bool host_mapped(uint64_t base, uint64_t bytes, bool writable, struct page *ret_page)
@@ -454,6 +466,8 @@ static bool host_mapped(uint64_t base, uint64_t bytes, bool writable, struct pag
     uint64_t at = base;
     while (f != NULL && at < base + bytes && fgets(line, sizeof line, f) != NULL) {
         unsigned long long first, end, offset, inode;
+        if (ends_below(line, base))
+            continue;
         if (sscanf(line, "%llx-%llx %7s %llx %*s %llu", &first, &end, perms, &offset, &inode) != 5)
             continue;
         if (at == base && at >= first && at < end)

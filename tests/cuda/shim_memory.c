@@ -263,7 +263,7 @@ CUresult shim_copy(CUdevice device, CUdeviceptr to, CUdeviceptr from, uint64_t b
             r = CUDA_ERROR_ILLEGAL_ADDRESS;
             break;
         }
-        memmove(out, in, n);
+        memcpy(out, in, n);
     }
     pthread_rwlock_unlock(&lock);
     return r;

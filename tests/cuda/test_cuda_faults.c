@@ -18,7 +18,7 @@ static const struct {
     bool sticky;
 } results[] = { { "2", false }, { "700", true } };
 
-#define ELEMS (40 * BLOCK)
+#define ELEMS (10 * BLOCK)
 #define OPS   16
 
 struct counted {
