@@ -116,6 +116,8 @@ TEST(where_every_chunk_is_disturbed_it_is_given_up)
 #define OPS        (3 * SCRIPT_OPS) /* all dtypes */
 #define PASSES_MAX 60u
 #define PASSES_MIN 2u /* where there is nothing to choose */
+/* So many choices are waited for; with ThreadSanitizer a pass takes a third of a second. */
+#define CHOSEN (SANITIZE_THREAD ? 1u : 4u)
 
 /* What the script comes to by an instruction set that was named. */
 static void record_script(const char *isa, const struct world *w, struct inputs *in,
@@ -153,7 +155,7 @@ static uint32_t run_choosing(uint32_t threads, uint32_t passes, const struct wor
 {
     uint32_t count = 0;
     struct kern *k = device_new(NULL, threads);
-    for (uint32_t pass = 0; pass < passes && count < 4; pass++) {
+    for (uint32_t pass = 0; pass < passes && count < CHOSEN; pass++) {
         world_reset(w);
         for (uint64_t op = 1; op <= OPS; op++) {
             struct kern_sum sum;
