@@ -14,18 +14,26 @@ expect() {
     grep -qe "$2" "$1" || fail "no '$2' in $1: $(cat "$1")"
 }
 
-# soon COMPLAINT COMMAND...: until that is so. A look starts as few processes as it can: what it waits for wants
-# the processors, too.
+# soon COMPLAINT COMMAND...: until that is so. A look starts as few processes as it can, and rests three times as long
+# as it took, half a second at most: what it waits for wants the processors, too.
 soon() {
     soon_complaint=$1
     read -r soon_now _ </proc/uptime
-    soon_end=$((${soon_now%.*} + limit_s))
-    soon_looks=0
+    soon_at=${soon_now%.*}${soon_now#*.} # in hundredths of a second
+    soon_end=$((soon_at + 100 * limit_s))
     shift
     until "$@"; do
         read -r soon_now _ </proc/uptime
-        [ "${soon_now%.*}" -lt "$soon_end" ] || fail "$soon_complaint"
-        soon_looks=$((soon_looks + 1))
-        if [ "$soon_looks" -lt 40 ]; then sleep 0.05; else sleep 0.1; fi
+        soon_rest=$((3 * (${soon_now%.*}${soon_now#*.} - soon_at)))
+        [ $((soon_at + soon_rest / 3)) -lt $soon_end ] || fail "$soon_complaint"
+        if [ $soon_rest -ge 50 ]; then
+            sleep 0.5
+        elif [ $soon_rest -ge 10 ]; then
+            sleep 0.$soon_rest
+        else
+            sleep 0.05
+        fi
+        read -r soon_now _ </proc/uptime
+        soon_at=${soon_now%.*}${soon_now#*.}
     done
 }
