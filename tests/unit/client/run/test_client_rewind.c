@@ -255,19 +255,10 @@ TEST(each_so_manieth_step_is_kept)
     fixture_stop(&daemons);
 }
 
-/* Their names with it are taken back by the loop. */
-struct ahead {
-    struct board *board;
-    _Atomic bool asked;
-};
-
-static void *step_back(void *ctx)
+static void *step_back(void *board)
 {
-    struct ahead *a = ctx;
-    while (!atomic_load(&a->asked))
-        usleep(1000);
     usleep(300 * 1000); /* the request is at the owners; if not, the test is only weaker */
-    board_set_step(a->board, 1, STEP_OPEN);
+    board_set_step(board, 1, STEP_OPEN);
     return NULL;
 }
 
@@ -276,7 +267,6 @@ TEST(a_step_that_nobody_opens_is_not_waited_for)
 {
     static _Alignas(64) uint8_t memory[4096];
     struct shd_err e = { 0 };
-    struct ahead ahead = { .board = (void *)memory };
     pthread_t thread;
     uint64_t step;
     fixture_start_kept(&daemons, 2, "");
@@ -284,11 +274,10 @@ TEST(a_step_that_nobody_opens_is_not_waited_for)
     shd_model *m = open_toy(s, TOY);
     train_steps(m, 1);
     void **base = &m->map->owners[0].board.base, *theirs = *base;
-    board_init(ahead.board, ((const struct board *)theirs)->units);
-    board_set_step(ahead.board, 2, STEP_OPEN);
+    board_init((void *)memory, ((const struct board *)theirs)->units);
+    board_set_step((void *)memory, 2, STEP_OPEN);
     *base = memory;
-    EXPECT(pthread_create(&thread, NULL, step_back, &ahead) == 0);
-    atomic_store(&ahead.asked, true);
+    EXPECT(pthread_create(&thread, NULL, step_back, memory) == 0);
     EXPECT_OK(shd_snapshot(m, &step, &e), &e);
     pthread_join(thread, NULL);
     *base = theirs;
@@ -297,6 +286,7 @@ TEST(a_step_that_nobody_opens_is_not_waited_for)
     fixture_stop(&daemons);
 }
 
+/* Their names with it are taken back by the loop. */
 TEST(a_keeper_that_is_stopped_holds_up_nobody_whose_snapshots_go)
 {
     struct shd_snapshot_row rows[SHD_SNAPSHOTS_MAX];
