@@ -108,14 +108,36 @@ static void is_shared_out(struct sim_config *c)
     c->patience_ns = S;
 }
 
-/* Seeds 1, 2, … until it is found; the promise it breaks is one of those named. change: what of a
- * seed's model is to be otherwise; NULL: nothing. */
+/* The seeds that found bugs for which the first ones would be many. They save time and no more:
+ * another core may take other seeds, which are then looked for, and printed. */
+static const struct {
+    uint32_t bug;
+    uint64_t seed;
+} noted[] = {
+    { 11, 50 },   { 13, 22 },   { 18, 66 },   { 20, 128 }, { 21, 104 },  { 30, 204 }, { 35, 297 },
+    { 51, 27 },   { 57, 29 },   { 61, 76 },   { 63, 26 },  { 67, 45 },   { 68, 26 },  { 71, 30 },
+    { 72, 45 },   { 73, 45 },   { 75, 73 },   { 76, 112 }, { 79, 125 },  { 80, 765 }, { 81, 492 },
+    { 82, 1123 }, { 83, 1140 }, { 85, 1029 }, { 86, 940 }, { 90, 1213 }, { 91, 288 }, { 92, 288 },
+};
+
+/* The n-th seed to look with, from 0: the noted one, then 1, 2, … */
+static uint64_t seed_of(uint32_t bug, uint64_t n)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(noted); i++)
+        if (noted[i].bug == bug)
+            return n == 0 ? noted[i].seed : n;
+    return n + 1;
+}
+
+/* Seeds until it is found; the promise it breaks is one of those named. change: what of a seed's
+ * model is to be otherwise; NULL: nothing. */
 static void find(uint32_t bug, const char *scenario, const char *promises,
                  void (*change)(struct sim_config *c))
 {
     uint64_t events = 0;
     sim_bug = bug;
-    for (uint64_t seed = 1; seed <= SEEDS_MAX && events < EVENTS_MAX; seed++) {
+    for (uint64_t n = 0; n < SEEDS_MAX && events < EVENTS_MAX; n++) {
+        const uint64_t seed = seed_of(bug, n);
         struct sim_config c = sim_config_of(scenario_of(scenario), seed);
         if (change != NULL)
             change(&c);
