@@ -98,10 +98,13 @@ std::vector<struct range> &shared_ranges()
     return ranges;
 }
 
-struct machine &emulator()
+struct machine *made; /* by registering; outlives every user */
+
+inline struct machine &emulator()
 {
-    static struct machine *e = new struct machine(); /* outlives every user */
-    return *e;
+    if (made == nullptr)
+        made = new struct machine();
+    return *made;
 }
 
 uint64_t random_below(uint64_t n)
@@ -194,9 +197,11 @@ struct fiber *thread_enter(struct block *b, unsigned index)
     struct thread *t = &b->threads[index];
     e.thread = t;
     blockIdx = b->index;
-    threadIdx.x = index % blockDim.x;
-    threadIdx.y = index / blockDim.x % blockDim.y;
-    threadIdx.z = index / blockDim.x / blockDim.y;
+    if (index < blockDim.x) /* most of them, and divisions take long */
+        threadIdx = { index, 0, 0 };
+    else
+        threadIdx = { index % blockDim.x, index / blockDim.x % blockDim.y,
+                      index / blockDim.x / blockDim.y };
     return &t->fiber;
 }
 
