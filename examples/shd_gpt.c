@@ -92,7 +92,7 @@ static uint64_t train_at(const struct train *t)
 
 static bool train_eval_is_due(const struct train *t, uint64_t step)
 {
-    const uint64_t every = t->options->eval_every;
+    const uint64_t every = t->options->eval.every;
     return t->options->rank == 0 && every > 0 && step > 0 && step % every == 0;
 }
 

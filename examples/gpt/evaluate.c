@@ -8,8 +8,7 @@
 #include "examples/gpt/sample.h"
 #include "proto/base/status.h"
 
-#define EVAL_WINDOWS 64    /* held-out windows of one evaluation */
-#define LOOK_MS      1000u /* whether the step that is waited for can still come */
+#define LOOK_MS 1000u /* whether the step that is waited for can still come */
 
 /* Forward of one unit, taking it as training does, together with the one it uses. */
 static int eval_unit(struct compute *c, uint32_t unit, struct shd_err *e)
@@ -50,8 +49,10 @@ static int eval_batch(struct compute *c, struct shd_err *e)
 static int loss_at(struct compute *c, uint64_t step, struct progress *p, struct shd_err *e)
 {
     const uint64_t batch = c->options->batch, available = data_held_out_windows(c->data);
-    const uint64_t wanted = available < EVAL_WINDOWS ? available : EVAL_WINDOWS;
+    const uint64_t most = c->options->eval.windows, wanted = available < most ? available : most;
     double sum = 0;
+    if (wanted == 0)
+        return SHD_OK;
     for (uint64_t first = 0; first < wanted; first += batch) {
         data_held_out(c->data, first, (uint32_t)batch, c->windows);
         const int r = eval_batch(c, e);
@@ -64,7 +65,7 @@ static int loss_at(struct compute *c, uint64_t step, struct progress *p, struct 
     const double loss = sum / (double)(wanted * c->shape.seq);
     progress_note(p, "eval step %ju held-out loss %.4f (%.3f bits per byte, %ju windows)",
                   (uintmax_t)step, loss, loss / log(2), (uintmax_t)wanted);
-    if (c->options->eval_every > 0 && step % c->options->eval_every == 0)
+    if (c->options->eval.every > 0 && step % c->options->eval.every == 0)
         progress_held_out(p, step, loss);
     return SHD_OK;
 }
@@ -92,7 +93,7 @@ int evaluate_beside(struct compute *c, struct progress *p, struct shd_err *e)
     int r = shd_pin(c->model, &pin, &step, e);
     if (r == SHD_OK)
         r = loss_at(c, step, p, e);
-    pin.every = o->eval_every > 0 ? o->eval_every : o->steps;
+    pin.every = o->eval.every > 0 ? o->eval.every : o->steps;
     while (r == SHD_OK && o->follow && step / pin.every < o->steps / pin.every) {
         pin.step = step + 1;
         r = shd_pin(c->model, &pin, &step, e);

@@ -41,7 +41,7 @@ static const struct options defaults = {
     .weight_decay = 0.1,
     .clip = 1,
     .seed = 1,
-    .eval_every = 100,
+    .eval = { 100, 64 },
     .log_every = UNSET,
     .sample = { 400, 0.8 },
     .threads = UNSET,
@@ -103,7 +103,10 @@ static const struct flag table[] = {
     { "seed", 0, FLAG_U64, "N", "of the initial parameters, the batches and the sample (1)",
       &parsed.seed, 0, INTEGER_MAX },
     { "eval-every", 0, FLAG_U64, "N", "steps between held-out losses; 0: at the end only (100)",
-      &parsed.eval_every, 0, INTEGER_MAX },
+      &parsed.eval.every, 0, INTEGER_MAX },
+    { "eval-windows", 0, FLAG_U64, "N",
+      "a held-out loss is that of so many windows, of --seq bytes each; 0: none is computed (64)",
+      &parsed.eval.windows, 0, INTEGER_MAX },
     { "evaluate", 0, FLAG_BOOL, NULL, "train nothing: print the held-out loss of the latest step",
       &parsed.evaluate, 0, 0 },
     { "follow", 0, FLAG_BOOL, NULL,
@@ -662,6 +665,10 @@ static int check_stop(struct options *o, const int *words, struct shd_err *e)
     (void)words;
     if (o->follow && !o->evaluate)
         return err_set(e, SHD_EINVAL, "--follow without --evaluate: it is about what to evaluate");
+    if (o->evaluate && o->eval.windows == 0)
+        return err_set(
+            e, SHD_EINVAL,
+            "--evaluate with --eval-windows 0: a held-out loss is that of at least one window");
     if (o->evaluate && o->standalone)
         return err_set(e, SHD_EINVAL,
                        "--evaluate with --standalone: nobody else trains in this process");

@@ -29,7 +29,10 @@ struct options {
     double lr, min_lr, weight_decay, clip, ema;
     uint64_t warmup;
     uint64_t seed;
-    uint64_t eval_every; /* 0: at the end only */
+    struct options_eval {
+        uint64_t every;   /* steps; 0: at the end only */
+        uint64_t windows; /* 0: never */
+    } eval;
     uint64_t log_every;
     struct options_sample {
         uint64_t bytes; /* 0: none */

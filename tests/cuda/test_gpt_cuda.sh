@@ -18,8 +18,8 @@ all=no
 [ "$3" = once ] || all=yes
 bad=0
 passed=0
-model="--layers 2 --dim 32 --heads 2 --seq 24 --batch 2 --micro-batches 4 --steps 4 --eval-every 0
-       --log-every 1 --sample 10"
+model="--layers 2 --dim 32 --heads 2 --seq 24 --batch 2 --micro-batches 4 --steps 4 --eval-windows 4
+       --log-every 1 --sample 0"
 
 check() { # check WHAT COMMAND...
     what=$1
@@ -99,7 +99,8 @@ done
 
 every_devices="gpu0 gpu0,cpu0" every_workers=2
 [ $all = no ] || every_devices="cpu0 cpu0,cpu1 $every_devices" every_workers="1 2"
-gpt --device cuda:0
+gpt --device cuda:0 --sample 10
+check "a sample of what was trained there" grep -q "^--- sample of 10 bytes ---" "$work/out"
 want=$(digest)
 for devices in $every_devices; do
     for workers in $every_workers; do

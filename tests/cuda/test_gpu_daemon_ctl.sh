@@ -13,7 +13,7 @@ work=$(mktemp -d "$base/shd-gpu-XXXXXX")
 trap 'shardctl down --yes --runtime-dir "$work/up" >/dev/null 2>&1 || true; rm -rf "$work"' EXIT
 unset SHARDD_ADDRESS
 # A constant learning rate: what a step does is not to depend on --steps.
-model="--lr 0.005 --min-lr 0.005 --warmup 1 --layers 1 --dim 32 --heads 1 --seq 16 --batch 2 --micro-batches 2 --sample 0 --eval-every 0"
+model="--lr 0.005 --min-lr 0.005 --warmup 1 --layers 1 --dim 32 --heads 1 --seq 16 --batch 2 --micro-batches 2 --sample 0 --eval-windows 0"
 
 fail()
 {

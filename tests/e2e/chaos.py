@@ -16,7 +16,7 @@ import sys
 import time
 
 MODEL = ('--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --sample 0 '
-         '--eval-every 0').split()
+         '--eval-windows 0').split()
 PROBE_STEPS = 50        # to find how many steps make a run of RUN_S
 RUN_S = 5.0
 HANG_S = 600 * int(os.environ.get('SHD_TEST_PACE', '1'))

@@ -21,7 +21,7 @@ import time
 
 from nodes import mesh, mesh_join, unwire
 
-MODEL = ('--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --threads 1 --sample 0 --eval-every 0 '
+MODEL = ('--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --threads 1 --sample 0 --eval-windows 0 '
          '--log-every 1').split()
 PACE = int(os.environ.get('SHD_TEST_PACE', '1'))
 HANG_S = int(os.environ.get("HANG_S", "300")) * PACE

@@ -242,7 +242,7 @@ policies | sanitized | full)
     ;;
 *) echo "$0: --set $what is not split, policies, sanitized or full" >&2; exit 2 ;;
 esac
-model="$model --steps $steps --sample 0 --eval-every 0 --log-every 1"
+model="$model --steps $steps --sample 0 --eval-windows 2 --log-every 1"
 case $what in
 split) set_split "$@" ;;
 *) set_policies "$@" ;;

@@ -19,7 +19,7 @@ import tempfile
 import time
 
 MODEL = ('--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --sample 0 '
-         '--eval-every 0').split()
+         '--eval-windows 0').split()
 KINDS = {'zmq': socket.SOCK_STREAM, 'sock': socket.SOCK_SEQPACKET, 'status': socket.SOCK_STREAM}
 HELD = 2000  # at a time
 PACE = int(os.environ.get('SHD_TEST_PACE', '1'))

@@ -18,7 +18,7 @@ import time
 MIB = 1 << 20
 ROOM = 96 * MIB  # beyond what the run has taken
 TRAINING = ('--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --sample 0 '
-            '--eval-every 0 --steps 120').split()
+            '--eval-windows 0 --steps 120').split()
 SLOW = ['--slow', '20']  # so that there is time to fill
 DAEMONS = 2
 LIMIT_S = 120 * int(os.environ.get('SHD_TEST_PACE', '1'))

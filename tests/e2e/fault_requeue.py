@@ -17,7 +17,7 @@ import tempfile
 import time
 
 TRAINING = ('--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --sample 0 '
-            '--eval-every 0 --steps 60').split()
+            '--eval-windows 0 --steps 60').split()
 SLOW = ['--slow', '30']  # so that there is time to kill in
 LIMIT_S = 120 * int(os.environ.get('SHD_TEST_PACE', '1'))
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 
 MODEL = ('--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --sample 0 '
-         '--eval-every 0').split()
+         '--eval-windows 0').split()
 STARTED = r'started {} pid=(\d+)'
 PACE = int(os.environ.get('SHD_TEST_PACE', '1'))
 

@@ -11,7 +11,7 @@ import time
 PACE = int(os.environ.get('SHD_TEST_PACE', '1'))
 LIMIT_S = 120 * PACE
 MODEL = ('--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --sample 0 '
-         '--eval-every 0').split()
+         '--eval-windows 0').split()
 SLOW = ['--slow', '30']  # milliseconds a micro-batch, so that there is time for a fault
 
 

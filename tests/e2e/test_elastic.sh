@@ -12,7 +12,7 @@ set -euo pipefail
 bin=$(cd "$1" && pwd)
 steps=${2:-180}
 model="--steps $steps --layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1
-       --sample 0 --eval-every 0 --log-every 1"
+       --sample 0 --eval-windows 2 --log-every 1"
 limit_s=$((120 * ${SHD_TEST_PACE:-1})) # in which there must be another step, or what is waited for
 work=$(mktemp -d)
 run=

@@ -13,7 +13,7 @@ passages="1 2 5"
 if [ "${2:-}" = --passages ]; then
     passages=$3
 fi
-model="--steps 3 --layers 2 --dim 32 --heads 2 --seq 16 --batch 2 --micro-batches 4 --sample 0 --eval-every 0"
+model="--steps 3 --layers 2 --dim 32 --heads 2 --seq 16 --batch 2 --micro-batches 4 --sample 0 --eval-windows 0"
 limit_s=$((300 * ${SHD_TEST_PACE:-1}))
 
 work=$(mktemp -d)

@@ -23,7 +23,7 @@ import time
 from nodes import into_venv, skip, soon, unwire, wire
 
 PACKAGE = 'kubernetes-validate==1.37.0'
-MODEL = ('--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-every 0 '
+MODEL = ('--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-windows 0 '
          '--log-every 1 --steps 250').split()
 
 

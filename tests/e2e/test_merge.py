@@ -20,7 +20,7 @@ PACE = int(os.environ.get('SHD_TEST_PACE', '1'))
 LIMIT_S = 120 * PACE
 SEED = int(os.environ.get('SHD_TEST_SEED', str(time.time_ns() % 10000)))
 EVERY, STEPS = 2, 12
-MODEL = ('--layers 1 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 2 --sample 0 --eval-every 0 --log-every 1 '
+MODEL = ('--layers 1 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 2 --sample 0 --eval-windows 0 --log-every 1 '
          f'--local-steps {EVERY} --steps {STEPS} --threads 1').split()
 BIN = os.path.abspath(sys.argv[1])
 # Of rank 0's starts in each group, one after the other.

@@ -21,7 +21,7 @@ import time
 from nodes import LIMIT_S, into_venv, mesh, skip, soon, unwire
 
 PACKAGE = 'ray==2.60.0'
-MODEL = ('--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-every 0 '
+MODEL = ('--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-windows 0 '
          '--log-every 1 --steps 150').split()
 NETWORK = '10.81.0'
 # Where the processors are busy Ray takes what is late for what is dead.

@@ -13,7 +13,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d /tmp/shd-slurm.XXXXXX) # on all "nodes", and short: sockets
 nodes="A B C D"
 steps=${3:-900}
-model="--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-every 0
+model="--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-windows 0
        --log-every 1"
 
 # shellcheck source=tests/lib/wait.sh

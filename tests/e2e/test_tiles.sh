@@ -9,7 +9,7 @@ bin=$(cd "$1" && pwd)
 here=$(dirname "$0")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-model="--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --tiles 4 --steps 6 --eval-every 0 --log-every 3"
+model="--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --tiles 4 --steps 6 --eval-windows 0 --log-every 3"
 layer=$((4 * (12 * 64 * 64 + 13 * 64)))
 smallest=$((4 * 64 * (256 + 32) / 4)) # a tile of the embedding; one of a matrix has 3/4 of it
 [ $((4 * smallest)) -lt "$layer" ] || exit 1

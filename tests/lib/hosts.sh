@@ -11,7 +11,7 @@ third=$((1 + $$ / 65536 % 200)).$(($$ / 256 % 256)).$(($$ % 256))
 address_A=127.$third:7181 address_B=127.$third:7182 address_C=127.$third:7183
 steps=${steps:-80}
 model_words="--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1
-             --sample 0 --eval-every 0 --log-every 1"
+             --sample 0 --eval-windows 0 --log-every 1"
 
 last_of() { tail -qn 1 "$@" 2>/dev/null | tail -n 1; }
 

@@ -95,6 +95,8 @@ static const struct {
     { "--plan x --forward-prefetch 2", "--forward-prefetch with --plan x" },
     { "--plan x --max-live-bytes 1", "--max-live-bytes with --plan x" },
     { "--plan x --evaluate", "--plan x with --evaluate: nothing is trained by it" },
+    { "--evaluate --eval-windows 0",
+      "--evaluate with --eval-windows 0: a held-out loss is that of at least one window" },
     { "--path rdma", "'rdma' is not map, copy, nccl or auto" },
     { "--path copy --standalone", "use --path auto, or daemons" },
     { "--fetch-delay-ms 1", "add --path copy" },

@@ -633,7 +633,7 @@ TEST(an_open_model_says_what_compute_takes)
     calibrate_once();
     EXPECT_EQ(ctl("run --daemons 2 --workers 1 -- sh -c '"
                   "shd-gpt --steps 1000000 --layers 2 --dim 32 --heads 2 --seq 16 --batch 1 "
-                  "--eval-every 0 --sample 0 >/dev/null & worker=$!; "
+                  "--eval-windows 0 --sample 0 >/dev/null & worker=$!; "
                   "until shardctl plan --json >answer 2>/dev/null && grep -q trace answer; do "
                   "kill -0 $worker || exit 9; sleep 0.05; done; "
                   "kill $worker; wait $worker; cat answer; exit 0'"),

@@ -13,7 +13,7 @@ export XDG_CACHE_HOME=/nowhere # no rates of whoever runs this
 
 steps=3
 model="--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 4 --steps $steps"
-model="$model --sample 0 --eval-every 0 --log-every 1"
+model="$model --sample 0 --eval-windows 0 --log-every 1"
 bad=0
 
 fail() {

@@ -13,7 +13,7 @@ end() {
     rm -rf "$work"
 }
 trap end EXIT
-gpt='--layers 2 --dim 64 --seq 32 --sample 0 --eval-every 0 --threads 1'
+gpt='--layers 2 --dim 64 --seq 32 --sample 0 --eval-windows 0 --threads 1'
 
 refused() { # refused TEXT WORDS...: exit code 2, or 1 with the text
     text=$1

@@ -17,7 +17,7 @@ end() {
 }
 trap end EXIT
 # A constant learning rate: what a step does is not to depend on --steps.
-gpt='--lr 0.005 --min-lr 0.005 --warmup 1 --layers 2 --dim 64 --seq 32 --sample 0 --eval-every 0 --threads 1'
+gpt='--lr 0.005 --min-lr 0.005 --warmup 1 --layers 2 --dim 64 --seq 32 --sample 0 --eval-windows 0 --threads 1'
 steps=2000
 
 begin() { # two workers at $SHARDD_ADDRESS, in the background

@@ -16,7 +16,7 @@ end() {
     rm -rf "$work"
 }
 trap end EXIT
-gpt='shd-gpt --lr 0.005 --min-lr 0.005 --warmup 1 --layers 1 --dim 32 --heads 2 --seq 16 --sample 0 --eval-every 0 --threads 1'
+gpt='shd-gpt --lr 0.005 --min-lr 0.005 --warmup 1 --layers 1 --dim 32 --heads 2 --seq 16 --sample 0 --eval-windows 0 --threads 1'
 
 worker() { # worker STEPS RANK WORLD
     # shellcheck disable=SC2086

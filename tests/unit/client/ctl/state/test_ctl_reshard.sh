@@ -16,7 +16,7 @@ end() {
     [ -n "${KEEP:-}" ] || rm -rf "$work"
 }
 trap end EXIT
-gpt=(--layers 2 --dim 32 --heads 2 --seq 16 --batch 2 --micro-batches 4 --sample 0 --eval-every 0 --threads 1)
+gpt=(--layers 2 --dim 32 --heads 2 --seq 16 --batch 2 --micro-batches 4 --sample 0 --eval-windows 0 --threads 1)
 
 at() { echo "$work/up?$1"; }
 # A step is committed, or all of it is over.
