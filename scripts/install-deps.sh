@@ -19,7 +19,7 @@ data_packages="fortunes"
 # and fuser for hosts that are namespaces.
 # git says what differs from the commit that clang-tidy was clean at (scripts/tidy.py).
 # g++ compiles the GPU kernels for the host, for their tests; without it those are left out.
-dev_packages="g++ clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev shellcheck python3 python3-venv procps
+dev_packages="g++ clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev lld shellcheck python3 python3-venv procps
     universal-ctags systemd dpkg-dev lintian mandoc tmux curl git
     slurmctld slurmd slurm-client munge etcd-server iperf3 ucx-utils iproute2 psmisc"
 

@@ -2,7 +2,7 @@
 # test.sh [--quick]: everything that must hold before a change lands.
 #
 # Two halves side by side, as half of what tests do is wait: dev (ASan, UBSan); and format, shellcheck,
-# clang-tidy, tsan (unit tests with threads), release but for what dev has held, and five seconds of
+# clang-tidy, tsan (unit tests with threads), release but for what dev has held, and three seconds of
 # each fuzz target. --quick: release only, all of its tests, without lint.
 # On a terminal the output of the tests is shown, elsewhere which of them failed; all of it, and that of
 # builds, is kept in build/logs. Ends with ctest's closing lines of each build, what was skipped, the
@@ -181,7 +181,7 @@ other_half() {
     under=()
     wait "$torch"
     run_tests release 2 -E "^($held_in_dev)\$"
-    check fuzz scripts/fuzz.sh --seconds 5
+    check fuzz scripts/fuzz.sh --seconds 3
 }
 
 cd "$root"
