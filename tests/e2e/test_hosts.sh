@@ -112,7 +112,7 @@ begin
 worker A 0 2 --slow 4
 worker B 1 2 --slow 4
 go_on 1
-soon "the worker's host in the daemons' status" is_named
+in_time "the worker's host in the daemons' status" is_named
 says="\"bulk\":\"tcp, by TLS 1.3\""
 [ "$bulk" = tcp ] || says="\"bulk\":\"ucx, not encrypted\""
 curl -s --unix-socket "$work/A/relay.status" http://localhost/status | grep -q "$says" || fail "no $says in /status"
@@ -121,7 +121,7 @@ says="relay: answers, bulk tcp, by TLS 1.3"
 "$bin/shardctl" doctor -a "$work/A" >"$work/doctor" 2>&1 || true # whatever else it finds
 grep -q "$says" "$work/doctor" || fail "no '$says' by shardctl doctor"
 if [ -n "$wire" ] && [ "$bulk" = ucx ]; then
-    soon "a connection of UCX" is_beside
+    in_time "a connection of UCX" is_beside
 elif [ -n "$wire" ] && is_beside; then
     fail "connections beside those of the relays"
 fi
@@ -150,7 +150,7 @@ if [ -n "$wire" ]; then
     go_on 2
 fi
 kill -STOP "${relays[A]}" # its kernel goes on to answer: who waits for it has a deadline
-soon "the silence of a stopped relay" logged relay_b.log 'has said nothing for\|has taken nothing for\|no TLS handshake'
+in_time "the silence of a stopped relay" logged relay_b.log 'has said nothing for\|has taken nothing for\|no TLS handshake'
 kill -CONT "${relays[A]}"
 go_on 1
 end_same "killed: both relays, daemons, a worker; a relay stopped${wire:+, the wire cut for 3 s}"

@@ -171,21 +171,29 @@ is_as_planned() {
 now_at() { sed -n 's|^step \([0-9]*\)/.*|\1|p' "$work/out" | tail -n 1; }
 at_step() { [ "$(now_at)" -ge "$1" ] 2>/dev/null; }
 is_over() { grep -q '^digest ' "$work/out"; }
-at_step_or_over() { at_step "$1" || is_over; }
+so_or_over() { "$@" || is_over; }
+at_step_or_over() { so_or_over at_step "$1"; }
 
-# go_on N: steps further. Where the run has come to its end before its script has done its part, all is begun
-# anew with more steps.
-go_on() {
-    local to
-    echo "    step $(now_at) ($SECONDS s)"
-    to=$(($(now_at) + $1))
-    soon "no step $to" at_step_or_over "$to"
+# in_time COMPLAINT COMMAND...: until that is so of a run that goes on. Where the run has come to its end before its
+# script has done its part, all is begun anew with more steps.
+in_time() {
+    local complaint=$1
+    shift
+    soon "$complaint" so_or_over "$@"
     if is_over; then
         [ "$steps" -lt 5000 ] || fail "the run is too short"
         echo "the run is too short"
         hosts_clean_up
         exec "$0" "$bin" $((3 * steps))
     fi
+}
+
+# go_on N: steps further
+go_on() {
+    local to
+    echo "    step $(now_at) ($SECONDS s)"
+    to=$(($(now_at) + $1))
+    in_time "no step $to" at_step "$to"
 }
 
 # end_same WHAT: all workers end well, with the digest $want.
