@@ -247,6 +247,7 @@ struct listing { /* ctx of its rounds */
     struct snapshot_row rows[WIRE_SNAPSHOTS_MAX];
     uint32_t owners[WIRE_SNAPSHOTS_MAX]; /* that have it, and replicas */
     uint32_t count, answers;
+    uint64_t seen_ns; /* the step that is taken was open, or was asked for */
 };
 
 static void make_snapshot(const struct round *round, const struct link *link,
@@ -289,6 +290,20 @@ static int take_snapshots(const struct round *round, const struct link *link,
     return SHD_OK;
 }
 
+/* A daemon waits for a step to come, as who asks may be the one that opens it. Nobody may. */
+static int look_ahead(const struct round *round, struct shd_err *e)
+{
+    struct listing *l = round->ctx;
+    const uint64_t now_ns = clock_now_ns(), open = look_furthest(l->m);
+    if (open >= l->ask.step)
+        l->seen_ns = now_ns;
+    if (now_ns - l->seen_ns < REACH_NS)
+        return SHD_OK;
+    return err_set(e, SHD_EBUSY,
+                   "snapshot of step %" PRIu64 " asked for, the open step is %" PRIu64, l->ask.step,
+                   open);
+}
+
 static struct round snapshot_round(struct listing *l)
 {
     return (struct round){ .what = "Snapshot",
@@ -298,12 +313,13 @@ static struct round snapshot_round(struct listing *l)
                            .make = make_snapshot,
                            .take = take_snapshots,
                            .replicated = l->ask.what != WIRE_SNAPSHOT_LOOK,
+                           .look = l->ask.what == WIRE_SNAPSHOT_TAKE ? look_ahead : NULL,
                            .ctx = l };
 }
 
 static int ask(struct shd_model *m, const struct wire_snapshot *what, struct shd_err *e)
 {
-    struct listing l = { .m = m, .ask = *what };
+    struct listing l = { .m = m, .ask = *what, .seen_ns = clock_now_ns() };
     struct round round = snapshot_round(&l);
     return round_all(&round, m->session->hub, 0, e);
 }

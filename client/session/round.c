@@ -189,6 +189,8 @@ int round_wait(struct round *round, struct hub *hub, uint64_t start_ns, struct s
             r = SHD_OK; /* everything was answered before the daemon went */
         if (r == SHD_OK && round->fault != NULL)
             r = err_copy(round->fault, e);
+        if (r == SHD_OK && round->look != NULL)
+            r = round->look(round, e);
     }
     return r;
 }

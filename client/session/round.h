@@ -20,6 +20,8 @@ struct round {
                 struct shd_err *e);
     const struct spec_out *spec; /* what it names, brought along each time; NULL: none */
     const struct shd_err *fault; /* NULL, or what ends a wait once it is set; borrowed */
+    /* Between polls of a wait, which ends by an error. May be NULL. */
+    int (*look)(const struct round *round, struct shd_err *e);
     bool replicated; /* replicas are asked the same; else an owner's, that takes over, is asked anew
                       */
     bool follows; /* with that: who asks follows what is lost; else it is an error of the round */
@@ -27,7 +29,7 @@ struct round {
                          * Who is silent for a second after it is hung up on, and does nothing for
                          * a session that has ended */
     bool lets_go;       /* of these, what a busy daemon is to be asked again counts as well */
-    void *ctx;          /* make's and take's, with the next */
+    void *ctx;          /* make's, take's and look's, with the next */
     uint64_t arg;       /* round_ask()'s, of the request at hand */
     uint32_t waiting;   /* answers still to come */
     struct shd_err err; /* first error; code 0: none */

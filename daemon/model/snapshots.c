@@ -454,10 +454,6 @@ static int take(struct op *op, struct snapshots *s, uint64_t step)
         prepare(s);
         snapshots_moved(m);
     }
-    if (step > step_collecting(m->core)) /* nobody may ever open it: its asker looks again */
-        return err_set(&op->err, SHD_EBUSY,
-                       "snapshot of step %" PRIu64 " asked for, the open step is %" PRIu64, step,
-                       step_collecting(m->core));
     return snapshot_has(m, step) ? SHD_OK : busy(op);
 }
 

@@ -286,6 +286,43 @@ TEST(a_step_that_nobody_opens_is_not_waited_for)
     fixture_stop(&daemons);
 }
 
+static void ask_for_two(const struct round *round, const struct link *link,
+                        struct wire_request *ret_request)
+{
+    const struct shd_model *m = round->ctx;
+    ret_request->snapshot = (struct wire_snapshot){
+        .model = m->map->owners[link->index].layout.handle, .what = WIRE_SNAPSHOT_TAKE, .step = 2
+    };
+}
+
+/* Who fills a host, or was late, asks for a step ahead of those that train. */
+TEST(a_step_to_come_is_waited_for)
+{
+    struct shd_snapshot_row rows[SHD_SNAPSHOTS_MAX];
+    struct shd_err e = { 0 };
+    fixture_start_kept(&daemons, 2, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, TOY);
+    train_steps(m, 1);
+    struct round round = { .what = "Snapshot",
+                           .asks = WIRE_SNAPSHOT,
+                           .type = WIRE_SNAPSHOTS,
+                           .make = ask_for_two,
+                           .ctx = m };
+    for (uint32_t i = 0; i < 2; i++)
+        EXPECT_OK(round_ask(&round, &s->hub->links[i], 0, &e), &e);
+    for (int i = 0; i < 20; i++)
+        EXPECT_OK(hub_poll(s->hub, 20 * NS_PER_MS, &e), &e);
+    EXPECT_OK(round.err.code, &round.err);
+    EXPECT_EQ(round.waiting, 2);
+    train_steps(m, 2);
+    EXPECT_OK(round_finish(&round, s->hub, SHD_OK, &e), &e);
+    EXPECT_EQ(list(m, rows), 1);
+    EXPECT_EQ(rows[0].step, 2);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* Their names with it are taken back by the loop. */
 TEST(a_keeper_that_is_stopped_holds_up_nobody_whose_snapshots_go)
 {
