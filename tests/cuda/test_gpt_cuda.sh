@@ -89,6 +89,7 @@ for kind in "fp32 0.0005" "tf32 0.005 --math tf32" "bf16 0.005 --precision bf16"
     losses >"$work/host"
     gpt --device cuda:0 "$@"
     losses >"$work/gpu"
+    check "the held-out loss in $name is of so many windows as asked for" grep -q "^eval step 4 .*, 4 windows)" "$work/out"
     check "losses in $name are the host's within $bound" near "$bound"
     [ $all = yes ] || continue
     want=$(digest)
