@@ -413,7 +413,28 @@ struct http_reply http_ask(const struct fixture *f, int index, const char *metho
     return r;
 }
 
+/* The snapshot was taken since then. */
+static bool is_fresh(const struct http_reply *r, double since_s)
+{
+    static const char word[] = "\"time_s\":";
+    const char *at = strstr(r->body, word);
+    return at != NULL && strtod(at + strlen(word), NULL) >= since_s;
+}
+
 struct http_reply http_get(const struct fixture *f, int index, const char *path)
 {
+    const bool is_status = strcmp(path, "/status") == 0;
+    const uint64_t end_ms = test_now_ms() + TEST_HANG_MS;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    const double since_s = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+    struct http_reply r = http_ask(f, index, "GET", "/status");
+    while (r.code == 200 && !is_fresh(&r, since_s) && test_now_ms() < end_ms) {
+        free(r.text);
+        r = http_ask(f, index, "GET", "/status");
+    }
+    if (is_status)
+        return r;
+    free(r.text);
     return http_ask(f, index, "GET", path);
 }

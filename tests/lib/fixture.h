@@ -92,6 +92,8 @@ struct http_reply http_receive(int fd, uint64_t timeout_ms);
 struct http_reply http_ask(const struct fixture *f, int index, const char *method,
                            const char *path);
 
+/* What is so by now: a daemon whose loop is held up for 200 ms answers with what was before, and is
+ * asked again. */
 struct http_reply http_get(const struct fixture *f, int index, const char *path);
 
 #endif
