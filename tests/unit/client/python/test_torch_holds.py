@@ -844,7 +844,10 @@ class GoesBack(unittest.TestCase):
             opt.engine.model.snapshot_every(1, 2)
             seen = []
             while (step := sd.step_of(module)) < 6:
-                (module(step) * (1e6 if step == 3 and seen.count(3) < 1 else 1)).backward()
+                again = seen.count(3) > 0
+                while step == 3 and not again and 3 not in opt.engine.model.snapshots():
+                    time.sleep(0.01)  # a daemon that has no memory for it yet keeps it as soon as it has
+                (module(step) * (1e6 if step == 3 and not again else 1)).backward()
                 seen.append(step)
                 try:
                     opt.step()
