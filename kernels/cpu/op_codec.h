@@ -81,7 +81,7 @@ KERN_FN struct quant_values values_of_codes(const uint8_t *from, vec scale, enum
 
 /* [CODEC_BLOCK_ELEMS] of element `index` on. As philox_words(), of all of Philox's blocks side by
  * side, which the compiler makes vectors of. */
-QUANT_CALL void codec_noise(const struct kern_noise *noise, uint64_t index, float *to)
+KERN_CALL void codec_noise(const struct kern_noise *noise, uint64_t index, float *to)
 {
     uint32_t c[4][NOISE_BLOCKS] = { { 0 } };
     uint32_t k0 = (uint32_t)noise->key, k1 = (uint32_t)(noise->key >> 32);
@@ -108,8 +108,8 @@ QUANT_CALL void codec_noise(const struct kern_noise *noise, uint64_t index, floa
 }
 
 /* As a block of int8 to nearest, but at random. */
-QUANT_CALL void codec_encode_noisy(struct codec_block b, const float *x,
-                                   const struct kern_noise *noise, uint64_t index)
+KERN_CALL void codec_encode_noisy(struct codec_block b, const float *x,
+                                  const struct kern_noise *noise, uint64_t index)
 {
     const struct quant_values v = values_load(x);
     vec_u32 most = vec_bits(vec_set1(0));

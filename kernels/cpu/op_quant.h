@@ -22,11 +22,10 @@ _Static_assert(QUANT_BLOCK_ELEMS % VEC_LANES == 0, "blocks are whole vectors");
 
 #define QUANT_VECS (QUANT_BLOCK_ELEMS / VEC_LANES)
 
-/* What is called, in place of being compiled into each loop: what is seldom, or as quick. In plain
- * C all of a block is: its loops are of 64, which the compiler would unroll everywhere. */
-#define QUANT_CALL static __attribute__((noinline, unused))
+/* In plain C all of a block is called: its loops are of 64, which the compiler would unroll
+ * everywhere. */
 #if KERN_LANES == 1
-#define QUANT_FN QUANT_CALL
+#define QUANT_FN KERN_CALL
 #else
 #define QUANT_FN KERN_FN
 #endif
@@ -113,9 +112,9 @@ QUANT_FN void step_block(const struct kern_update *a, uint64_t i, struct quant_m
 }
 
 /* Its first n elements are; behind them is a gap, whose moments are zeros. */
-QUANT_CALL void step_block_part(const struct kern_update *a, uint64_t i, unsigned n,
-                                const struct kern_rates *c, enum spec_optimizer kind,
-                                struct quant_values *m, struct quant_values *v)
+KERN_CALL void step_block_part(const struct kern_update *a, uint64_t i, unsigned n,
+                               const struct kern_rates *c, enum spec_optimizer kind,
+                               struct quant_values *m, struct quant_values *v)
 {
     float part_m[QUANT_BLOCK_ELEMS], part_v[QUANT_BLOCK_ELEMS];
     values_store(part_m, m);
@@ -156,7 +155,7 @@ KERN_FN void publish_pairs(const struct kern_update *a, uint64_t i, struct publi
 }
 
 /* The new parameters of a block, which are in a cache. */
-QUANT_CALL void publish_block(const struct kern_update *a, uint64_t i, unsigned n, bool stream)
+KERN_CALL void publish_block(const struct kern_update *a, uint64_t i, unsigned n, bool stream)
 {
     if (a->publish_dtype == 0)
         return;
@@ -199,6 +198,14 @@ KERN_FN void quant_block_update(const struct kern_update *a, uint64_t i, unsigne
         trail_mark(rec, i + QUANT_BLOCK_ELEMS, 0);
 }
 
+/* The end of a run that cuts a block: called, as step_parts() is. */
+KERN_CALL void quant_part_update(const struct kern_update *a, uint64_t i, unsigned n,
+                                 const struct kern_rates *c, enum spec_optimizer kind,
+                                 struct trail_record *rec)
+{
+    quant_block_update(a, i, n, c, kind, /* stream= */ false, rec);
+}
+
 /* The parts of all runs that lie in r, both of which begin at blocks. Published lines begin at
  * blocks, too, where the array is aligned to them. */
 KERN_FN void quant_runs(const struct kern_update *a, struct cpu_range r, enum spec_optimizer kind,
@@ -216,7 +223,7 @@ KERN_FN void quant_runs(const struct kern_update *a, struct cpu_range r, enum sp
         for (; i < end && end - i >= QUANT_BLOCK_ELEMS; i += QUANT_BLOCK_ELEMS)
             quant_block_update(&here, i, QUANT_BLOCK_ELEMS, &c, kind, stream, rec);
         if (i < end)
-            quant_block_update(&here, i, (unsigned)(end - i), &c, kind, stream, rec);
+            quant_part_update(&here, i, (unsigned)(end - i), &c, kind, rec);
     }
     vec_fence();
 }

@@ -121,9 +121,10 @@ KERN_FN uint64_t elems_to_line(const struct kern_update *a, uint64_t i, struct p
     return past == 0 ? 0 : (64 - past) / elem_bytes;
 }
 
-KERN_FN uint64_t step_parts(const struct kern_update *a, uint64_t i, uint64_t end,
-                            const struct kern_rates *c, enum spec_optimizer kind, struct publish to,
-                            struct trail_record *rec)
+/* The ends of a run, called: compiled into each loop they would be most of its code. */
+KERN_CALL uint64_t step_parts(const struct kern_update *a, uint64_t i, uint64_t end,
+                              const struct kern_rates *c, enum spec_optimizer kind,
+                              struct publish to, struct trail_record *rec)
 {
     while (i < end) {
         const unsigned n = end - i < VEC_LANES ? (unsigned)(end - i) : VEC_LANES;

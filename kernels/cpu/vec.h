@@ -6,6 +6,9 @@
 
 #include "kernels/shared.h"
 
+/* What is called, in place of being compiled into each loop: what is seldom, or as quick. */
+#define KERN_CALL static __attribute__((noinline, unused))
+
 #define SUM_LANES 32u /* fp64 lanes of a block's sum of squares: part of the numerics */
 
 #if KERN_LANES > 1
