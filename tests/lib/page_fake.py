@@ -2,7 +2,7 @@
 
 page_fake.py PAGE [--port N] [--scene NAME]: serve the assembled page and the scene, print the URL.
 The page's path picks the scene too: /SCENE/ with its /SCENE/status. Documents depend on the time
-alone, so that a test can compute what must be shown.
+alone, and on when this began, so that a test can compute what must be shown.
 """
 
 import argparse
@@ -23,9 +23,12 @@ def unit_names(count):
     return ["embed"] + [f"h.{i}" for i in range(count - 2)] + ["head"]
 
 
+BEGAN = int(time.time())
+
+
 def step_of(t):
-    """Of a time that is no step's itself: always one with a history behind it."""
-    return int(t) if t < 10000 else 1000 + int(t) % 9000
+    """Of a time that is no step's itself: always one with a history behind it, and never one that was before."""
+    return int(t) if t < 10000 else 1000 + int(t) - BEGAN
 
 
 def unit_norm(device, i, step):

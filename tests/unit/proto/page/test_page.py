@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import urllib.parse
 
@@ -158,6 +159,12 @@ def check_clean(browser, url):
 
 
 # -- With documents made here --------------------------------------------------------------------
+
+
+def made_steps_go_on_when_hours_pass(_browser, _server):
+    now = time.time()
+    back = [s for s in range(10000) if page_fake.step_of(now + s + 1) != page_fake.step_of(now + s) + 1]
+    expect("seconds from now whose step is not the next", back, [])
 
 
 def every_scene_is_shown_cleanly_when_wide_narrow_light_and_dark(browser, server):
