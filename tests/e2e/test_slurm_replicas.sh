@@ -78,20 +78,25 @@ want=$(in_one_process "$steps")
 echo "in one process: $want"
 job=$(SHARDD_SPARE_NODES=2 sbatch=--nodes=4 train job "$steps")
 now() { { "$bin/shardctl" status -a "/tmp/shardd-$job-node$1$$" 2>/dev/null || true; } | awk '$1 == "gpt" { print $2 }' | sort -n | tail -n 1; }
-at() { [ "$(now "$1")" -ge "$2" ] 2>/dev/null || is_over "$job"; }
+# Its workers have come to the end: a job that has lost its script's node is over some time later.
+is_trained() { grep -q '^digest' "$work/workers/$job".* 2>/dev/null; }
+at() { [ "$(now "$1")" -ge "$2" ] 2>/dev/null || is_trained || is_over "$job"; }
+# Where the run has come to its end before its script has done its part, all is begun anew with more steps.
+still_trains() {
+    if is_trained; then
+        [ "$steps" -lt 20000 ] || fail "the run is too short"
+        echo "the run is too short"
+        slurm_clean_up
+        exec "$0" "$bin" "$source" $((3 * steps))
+    fi
+    ! is_over "$job" || fail "over: $(tail -n 3 "$work/workers/$job".*)"
+}
 go_on() { # NODE STEPS: as its daemons have it
     local to
     echo "    step $(now "$1") ($SECONDS s)"
     to=$(($(now "$1") + $2))
     soon "no step $to" at "$1" "$to"
-    if is_over "$job"; then
-        if [ "$steps" -ge 20000 ] || ! grep -q "^digest" "$work/workers/$job".*; then
-            fail "over: $(tail -n 3 "$work/workers/$job".*)"
-        fi
-        echo "the run is too short"
-        slurm_clean_up
-        exec "$0" "$bin" "$source" $((3 * steps))
-    fi
+    still_trains
 }
 holder() { sed "s/^node\(.\)$$\$/\1/" "$work/submit/shardd-$job/place.node$1$$.$2" 2>/dev/null || true; } # its letter
 has_holder() { [ -n "$(holder "$1" "$2")" ]; }
@@ -135,8 +140,12 @@ grep -q "node$spare$$ is lost: node$last$$ takes its place as host 'nodeB$$'" "$
 echo "  the node of the script lost as well: the last one goes on alone ($SECONDS s)"
 # Its worker is killed, and started again: one that is not slow, for there is nothing more to lose.
 : >"$work/workers/fast"
+worker() { fuser "$work/workers/$job.node$last$$.out" 2>/dev/null || true; }
+has_worker() { is_trained || [ -n "$(worker)" ]; }
+soon "a worker of the last one" has_worker
+still_trains
 # shellcheck disable=SC2046
-kill -KILL $(fuser "$work/workers/$job.node$last$$.out" 2>/dev/null)
+kill -KILL $(worker)
 ended "$job" job "$want"
 [ ! -e "/tmp/shardd-$job-node$last$$" ] || fail "left: /tmp/shardd-$job-node$last$$"
 echo "  and its worker is killed and started again: same digest ($SECONDS s)"

@@ -12,7 +12,7 @@ skip() {
 }
 fail() {
     echo "  FAILED: $*"
-    tail -n 5 "$work"/*.out "$work"/*.log 2>/dev/null | sed 's/^/    /'
+    tail -n 5 "$work"/*.out "$work"/*.log "$work"/workers/*.out 2>/dev/null | sed 's/^/    /'
     exit 1
 }
 # Only what was started here: each in a pid namespace of its own, which ends with it.
