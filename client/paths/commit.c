@@ -439,6 +439,13 @@ int settle_steps(struct shd_model *m, struct shd_err *e)
 
 int settle_catch_up(struct shd_model *m, struct shd_err *e)
 {
-    const int r = refresh(m, e);
-    return r == SHD_OK ? settle_steps(m, e) : r;
+    int r;
+    do {
+        r = rejoin_due(m->session, e);
+        if (r == SHD_OK)
+            r = refresh(m, e);
+        if (r == SHD_OK)
+            r = settle_steps(m, e);
+    } while (r == SHD_ERESET && rejoin_is_due(m));
+    return r;
 }

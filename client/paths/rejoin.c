@@ -184,6 +184,28 @@ static int join(struct shd_session *s, const struct layout_opening *opening, str
     return r == SHD_OK ? SHD_OK : err_copy(&why, e);
 }
 
+static int take_in(struct shd_session *s, const struct layout_opening *opening, bool *ret_any,
+                   struct shd_err *e)
+{
+    s->hub->members.returned = false; /* or its waits would end */
+    const int r = membership_refresh(s->hub, e);
+    if (r != SHD_OK || !membership_join(s->hub))
+        return r;
+    *ret_any = true;
+    return join(s, opening, e);
+}
+
+bool rejoin_is_due(const struct shd_model *m)
+{
+    return m->session->hub != NULL && m->session->hub->members.returned;
+}
+
+int rejoin_due(struct shd_session *s, struct shd_err *e)
+{
+    bool any;
+    return s->hub->members.returned ? take_in(s, /* opening= */ NULL, &any, e) : SHD_OK;
+}
+
 int rejoin_look(struct shd_model *m, const struct layout_opening *opening, bool *ret_again,
                 struct shd_err *e)
 {
@@ -191,13 +213,10 @@ int rejoin_look(struct shd_model *m, const struct layout_opening *opening, bool 
     uint64_t to;
     const uint64_t rewound = rewind_newest(m, &to);
     *ret_again = false;
-    if (s->hub->members.membership == NULL || (m->map->viewed && rewound <= m->map->viewed_rewound))
+    if (s->hub->members.membership == NULL ||
+        (m->map->viewed && rewound <= m->map->viewed_rewound && !rejoin_is_due(m)))
         return SHD_OK;
-    int r = membership_refresh(s->hub, e);
-    if (r == SHD_OK && membership_join(s->hub)) {
-        *ret_again = true;
-        r = join(s, opening, e);
-    }
+    int r = take_in(s, opening, ret_again, e);
     if (r == SHD_OK)
         r = await_rewinds(s, ret_again, e);
     if (r != SHD_OK)

@@ -32,6 +32,14 @@
 int rejoin_look(struct shd_model *m, const struct layout_opening *opening, bool *ret_again,
                 struct shd_err *e);
 
+/* Is there a host that has to be taken in, for nobody else has what it has? Waits end by SHD_ERESET
+ * until somebody looks. */
+bool rejoin_is_due(const struct shd_model *m);
+
+/* The same of a session whose models are all open: where it is due, it is done. Errors: as above.
+ */
+int rejoin_due(struct shd_session *s, struct shd_err *e);
+
 /* What is known of who is in is of no use: the next look looks. False: there are no replicas. */
 bool rejoin_forget(struct shd_model *m);
 

@@ -248,8 +248,8 @@ static int open_once(struct shd_model *m, const char *name, uint32_t slots, bool
     return r;
 }
 
-/* An owner that is lost in the middle of it has a replica, which is opened as the owner: all anew,
- * in new sessions, for what was taken in may be of either. */
+/* An owner that is lost in the middle of it has a replica, which is opened as the owner, or which
+ * is to be taken in first: all anew, in new sessions, for what was taken in may be of either. */
 static int remote_open(struct shd_model *m, const char *name, uint32_t slots, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
@@ -258,13 +258,16 @@ static int remote_open(struct shd_model *m, const char *name, uint32_t slots, st
     bool created = false;
     uint32_t successions = hub->members.successions;
     int r = open_once(m, name, slots, has_spec, e);
-    while (r != SHD_ECANCELED && hub->members.successions != successions &&
+    while (r != SHD_ECANCELED &&
+           (hub->members.successions != successions || hub->members.returned) &&
            hub_check(hub, NULL) == SHD_OK) {
         successions = hub->members.successions;
         created = created || (starts != NULL && starts->created);
         remote_close(m);
         hub_renew(hub);
-        r = open_once(m, name, slots, has_spec, e);
+        r = rejoin_due(m->session, e);
+        if (r == SHD_OK)
+            r = open_once(m, name, slots, has_spec, e);
     }
     if (created)
         starts->created = true;

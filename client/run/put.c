@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "client/paths/path.h"
+#include "client/paths/rejoin.h"
 #include "client/run/grads.h"
 #include "client/run/reset.h"
 #include "client/run/stream.h"
@@ -187,7 +188,7 @@ int shd_meet(shd_model *m, uint32_t workers, struct shd_err *e)
         const uint64_t start_ns = clock_now_ns();
         r = m->session->control->meet(m, workers, e);
         m->session->wait_ns += clock_now_ns() - start_ns;
-        if (r != SHD_ERESET || m->session->control->attempt(m) == attempt)
+        if (r != SHD_ERESET || (m->session->control->attempt(m) == attempt && !rejoin_is_due(m)))
             return r;
         r = reset_look(m, e);
     }

@@ -61,6 +61,8 @@ static int go_back(struct shd_model *m, struct shd_err *e)
 int reset_look(struct shd_model *m, struct shd_err *e)
 {
     const uint64_t attempt = m->session->control->attempt(m); /* before: of a rewind it knows */
+    if (rejoin_is_due(m))
+        return go_back(m, e);
     const int awaited = m->map != NULL ? rewind_await(m, e) : SHD_OK;
     if (awaited != SHD_OK)
         return awaited;

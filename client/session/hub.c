@@ -386,6 +386,7 @@ static int receive_all(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
 
 int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
 {
+    const bool waits = hub->wakes.waits || timeout_ns > 0;
     int r = hub_check(hub, e);
     if (r != SHD_OK)
         return r;
@@ -395,6 +396,10 @@ int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
         hub->look(hub->reopen_ctx);
     if (hub->members.look != NULL)
         hub->members.look(hub);
+    if (waits && hub->members.returned && !hub->members.joining && !hub->leaving)
+        return err_set(e, SHD_ERESET,
+                       "a host is in again, with what only hosts have that are lost: the models "
+                       "went back to a step that it has");
     hub->at.waited_ns = 0;
     look_after_links(hub);
     wake_daemons(hub, timeout_ns > 0);

@@ -49,7 +49,8 @@ int hub_check(const struct hub *hub, struct shd_err *e);
 bool hub_has_older(const struct hub *hub, uint32_t level);
 
 /* Take in what has arrived; wait up to timeout_ns (rounded up to ms) for something. Looks after
- * links that are down. Returns hub_check(), and in a wait SHD_ECANCELED if it is to be broken off.
+ * links that are down. Returns hub_check(), and in a wait SHD_ECANCELED if it is to be broken off,
+ * SHD_ERESET where a host has to be taken in again first (members.returned: client/paths/rejoin.h).
  * A poll is part of a wait when it may sleep, or when its deadline was asked for before it. */
 int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e);
 

@@ -130,7 +130,8 @@ struct hub_members {               /* owners and their replicas, and who is out 
     uint64_t told;        /* the view's number plus 1, as Hello says it; 0: there are no replicas */
     bool stays;           /* a model that moves to other owners is not gone along with */
     bool joining;         /* hosts that are in again are being taken in; no step is worked on */
-    bool tells;           /* all daemons have to know it: more than two hosts have some */
+    bool returned; /* one is to be taken in now: what it has is nowhere else, for this session */
+    bool tells;    /* all daemons have to know it: more than two hosts have some */
 };
 
 struct hub_times {

@@ -204,6 +204,34 @@ static bool any_to_go(const struct membership *m, const struct hub *hub)
     return false;
 }
 
+/* Is it in, and has all of it been let go of? */
+static bool is_to_be_joined(const struct membership *m, const struct hub *hub,
+                            const struct link *link)
+{
+    const struct replicas_host *host = host_of(m, link);
+    for (uint32_t i = 0; i < hub->link_count; i++)
+        if (hub->links[i].state != LINK_GONE && host_of(m, &hub->links[i]) == host)
+            return false;
+    return !link_is_out(m, link);
+}
+
+/* Its host is in again with all steps that count, and this session has let go of it, or does so
+ * now. Who only looks connects anew: trainers go on there. */
+static bool has_returned(const struct membership *m, struct hub *hub, const struct link *link)
+{
+    const struct shd_err why = { SHD_EGONE, "its host came in again since this session began" };
+    const struct link *gone = link;
+    if (hub->role != WIRE_TRAINER || link_is_out(m, link) || membership_fills(hub, link))
+        return false;
+    if (link->state != LINK_GONE) {
+        gone = link_is_replica(link) ? link : twin_of(hub, link); /* an owner changes places */
+        if (twin_of(hub, link)->state == LINK_GONE || !hub_lose(hub, link->index, &why))
+            return false;
+    }
+    hub->members.returned = hub->members.returned || is_to_be_joined(m, hub, gone);
+    return true;
+}
+
 /* What the view has out is let go of. An owner whose replica has not come as far is looked at
  * again. */
 static void apply(struct membership *m, struct hub *hub)
@@ -214,7 +242,10 @@ static void apply(struct membership *m, struct hub *hub)
         char line[300];
         if (link->state == LINK_GONE || link->fault.code != SHD_OK || !link_is_lost(m, link))
             continue;
-        if (twin->state == LINK_GONE || link_is_lost(m, twin)) {
+        const bool alone = twin->state == LINK_GONE || link_is_lost(m, twin);
+        if (alone && (has_returned(m, hub, twin) || has_returned(m, hub, link)))
+            continue;
+        if (alone) {
             err_both(m, link, twin, &why);
             link_fault(link, &why);
             continue;
@@ -306,6 +337,13 @@ int membership_begin(struct hub *hub, struct shd_err *e)
 
 /* -- Claiming ---------------------------------------------------------------------------------- */
 
+static bool is_missed(const struct membership *m, const struct link *link, uint64_t now_ns)
+{
+    const uint64_t patience_ns = (link->known ? 1 : FIRST_TIMES) * m->patience_ns;
+    return link->state != LINK_UP && link->state != LINK_GONE && now_ns > link->since_ns &&
+           now_ns - link->since_ns >= patience_ns;
+}
+
 static int find_out(const struct membership *m, const struct hub *hub, uint64_t now_ns, bool *out)
 {
     struct membership_link *links = sys_calloc(hub->link_count, sizeof *links);
@@ -313,14 +351,12 @@ static int find_out(const struct membership *m, const struct hub *hub, uint64_t 
         return 0;
     for (uint32_t i = 0; i < hub->link_count; i++) {
         const struct link *link = &hub->links[i];
-        const bool away = link->state != LINK_UP && link->state != LINK_GONE;
-        const uint64_t patience_ns = (link->known ? 1 : FIRST_TIMES) * m->patience_ns;
         links[i] = (struct membership_link){
             .slice = link_owner(link),
             .host = (uint32_t)(host_of(m, link) - m->hosts.hosts),
             .up = link->state == LINK_UP && !membership_fills(hub, link),
             .out = link->state == LINK_GONE || link_is_lost(m, link),
-            .missed = away && now_ns > link->since_ns && now_ns - link->since_ns >= patience_ns,
+            .missed = is_missed(m, link, now_ns),
         };
     }
     const uint32_t count = membership_judge(links, hub->link_count, m->hosts.host_count, out);
@@ -379,6 +415,12 @@ static void put_out_missed(struct membership *m, struct hub *hub, uint64_t now_n
     bool out[ARBITER_HOSTS_MAX];
     if (find_out(m, hub, now_ns, out) > 0)
         put_out(m, hub, out);
+    else
+        for (uint32_t i = 0; i < hub->link_count; i++) {
+            const struct link *twin = twin_of(hub, &hub->links[i]);
+            if (is_missed(m, &hub->links[i], now_ns) && twin->state == LINK_GONE)
+                has_returned(m, hub, twin); /* with that one in somebody can be put out */
+        }
 }
 
 bool membership_news(struct hub *hub)
@@ -458,21 +500,11 @@ int membership_refresh(struct hub *hub, struct shd_err *e)
     return hub_check(hub, e);
 }
 
-/* Is it in, and has all of it been let go of? */
-static bool is_to_be_joined(const struct membership *m, const struct hub *hub,
-                            const struct link *link)
-{
-    const struct replicas_host *host = host_of(m, link);
-    for (uint32_t i = 0; i < hub->link_count; i++)
-        if (hub->links[i].state != LINK_GONE && host_of(m, &hub->links[i]) == host)
-            return false;
-    return !link_is_out(m, link);
-}
-
 bool membership_join(struct hub *hub)
 {
     const struct membership *m = hub->members.membership;
     bool join[ARBITER_HOSTS_MAX] = { false }, any = false;
+    hub->members.returned = false;
     for (uint32_t i = 0; i < hub->link_count; i++)
         if (is_to_be_joined(m, hub, &hub->links[i]))
             join[host_of(m, &hub->links[i]) - m->hosts.hosts] = true;

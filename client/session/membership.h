@@ -15,7 +15,9 @@
  * place. A session that has let go of it goes on without it, until it asks (membership_refresh())
  * and joins it (membership_join()): that is once a model was opened, and when it has gone back
  * (client/paths/rejoin.h), for who filled the host then has the models go back to the step that it
- * has them at.
+ * has them at. Where the other one of a slice is lost before a trainer has asked, the host that is
+ * in again is the only one that has the slice: hub->members.returned, and its waits end
+ * (hub_poll()).
  *
  * Failure: without the arbiter everything goes on in the view that is known. Where both members of
  * a slice are out the link has a fault. A host that went out and came back unseen is lost, and may
@@ -55,7 +57,8 @@ int membership_refresh(struct hub *hub, struct shd_err *e);
  * comes as far by itself. Errors: those of hub_poll(). */
 int membership_settle(struct hub *hub, struct shd_err *e);
 
-/* Connect to hosts that are in again (hub_return()). False: there is none. */
+/* Connect to hosts that are in again (hub_return()); none has to be waited for that was
+ * hub->members.returned. False: there is none. */
 bool membership_join(struct hub *hub);
 
 /* Is the link's host being filled: may it lack what others of its slices have? */

@@ -192,7 +192,7 @@ class Run:
 
     def met_nobody(self, rank):
         """A worker that begins while a host is away, and nobody has put that out yet, ends: its engine starts it again. So does one
-        that has not met a host since that was filled, when the other one of a pair is lost."""
+        whose step was begun again, where only a daemon that is lost has recorded that."""
         with open(self.path(f'worker_{rank}.err'), encoding='utf-8', errors='replace') as f:
             last = f.read().splitlines()[-1]
         return 'cannot be reached' in last or 'connect anew' in last

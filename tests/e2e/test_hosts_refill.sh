@@ -86,6 +86,8 @@ works() {
 # joined HOST TIMES: the worker there has gone along so often.
 joined() { is_over || [ "$(grep -c "is in again, as the replica" "$work/err_${1,,}")" -ge $((2 * $2)) ]; }
 goes_along() { joined "$1" 1; }
+# has_begun TIMES: so many workers have opened the model.
+has_begun() { is_over || [ "$(grep -c "^activations" "$work/out")" -ge "$1" ]; }
 # filled HOST BY: it is started, and filled, as who works on BY sees.
 filled() {
     host "$1"
@@ -130,6 +132,27 @@ lose B
 rm "$work/out"
 works A
 end_same "who works with a alone"
+end_hosts
+
+# A worker that began without b hears of nothing until b is filled and a is lost: it is the only one left, and takes b in.
+begin
+works A
+go_on 3
+lose B
+soon "b is out" is_out B A
+host B
+works B
+soon "a worker without b" has_begun 2
+go_on 3
+kill -STOP "${workers[B]}"
+refill B A || fail "filling b: $(cat "$work/refill.log")"
+soon "the worker of a goes along" goes_along A
+go_on 3
+lose A A
+kill -CONT "${workers[B]}"
+soon "the worker of b goes along" joined B 1
+go_on 3
+end_same "b filled and a lost unseen"
 end_hosts
 
 # By itself; and a host that is back before it was missed is out first, for it has lost what it had.

@@ -1,5 +1,6 @@
 #include "tests/lib/paired.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -37,14 +38,20 @@ void paired_make(const struct fixture *f, uint32_t hosts)
 void paired_remove(const struct fixture *f)
 {
     char path[400];
-    snprintf(path, sizeof path, "%s/c0.1", paired_dir);
-    EXPECT_EQ(unlink(path), 0); /* the view was made */
+    uint32_t views = 0;
+    do
+        snprintf(path, sizeof path, "%s/c0.%" PRIu32, paired_dir, views + 1);
+    while (unlink(path) == 0 && ++views < 100);
+    EXPECT(views > 0);
     EXPECT_EQ(rmdir(paired_dir), 0);
     snprintf(path, sizeof path, "%s/" REPLICAS_FILE, f->dir);
     unlink(path);
 }
 
-void paired_put_out(const char *host)
+typedef int next_fn(const struct arbiter_view *v, const char *host, struct arbiter_view *ret_next,
+                    struct shd_err *e);
+
+static void claim(next_fn *make_next, const char *host)
 {
     struct arbiter *arbiter;
     struct arbiter_view view = { 0 }, next = { 0 };
@@ -53,11 +60,26 @@ void paired_put_out(const char *host)
     arbiter_text(text);
     EXPECT_OK(arbiter_open(text, "c0", &arbiter, &e), &e);
     EXPECT_OK(arbiter_read(arbiter, &view, &e), &e);
-    EXPECT_OK(arbiter_view_next(&view, host, &next, &e), &e);
+    EXPECT_OK(make_next(&view, host, &next, &e), &e);
     EXPECT_OK(arbiter_claim(arbiter, &next, &e), &e);
     arbiter_view_free(&view);
     arbiter_view_free(&next);
     arbiter_close(arbiter);
+}
+
+void paired_put_out(const char *host)
+{
+    claim(arbiter_view_next, host);
+}
+
+void paired_take_in(const char *host)
+{
+    claim(arbiter_view_in, host);
+}
+
+void paired_fill(const char *host)
+{
+    claim(arbiter_view_filled, host);
 }
 
 void poll_until(struct hub *hub, bool (*is_so)(const struct hub *hub))

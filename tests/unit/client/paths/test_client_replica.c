@@ -1,5 +1,6 @@
 /* A session whose owner's host is out, and who learns of it late: what has come in that host's
- * place is none of this session's, which goes on with the replica. */
+ * place is none of this session's, which goes on with the replica. And one that has let go of a
+ * replica, or has not heard of it, which was filled since and is all that is left. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,7 @@
 #include "client/paths/replica.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
+#include "proto/base/clock.h"
 #include "tests/lib/client_remote.h"
 #include "tests/lib/paired.h"
 
@@ -31,12 +33,13 @@ static shd_session *connect_to(const char *devices)
 }
 
 /* Hosts a and b have cpu0 and cpu1, with the toy at step 2, of which something is kept by `keep`,
- * in a session with the one as owner and the other as its replica. */
-static shd_model *begin(void (*keep)(shd_model *m))
+ * in a session with the one as owner and the other as its replica. starts: ";" for one successor,
+ * with another state. */
+static shd_model *begin(const char *patience, const char *starts, void (*keep)(shd_model *m))
 {
-    setenv("SHARDD_REPLICA_PATIENCE", "60", 1);
+    setenv("SHARDD_REPLICA_PATIENCE", patience, 1);
     make_ckpts();
-    fixture_start_kept(&daemons, 2, ";"); /* one successor, with another state */
+    fixture_start_kept(&daemons, 2, starts);
     paired_make(&daemons, 2);
     shd_model *m = open_toy(connect_to("cpu0+cpu1"), toy_spec("f32", TOY_ADAMW));
     train_steps(m, 2);
@@ -44,12 +47,12 @@ static shd_model *begin(void (*keep)(shd_model *m))
     return m;
 }
 
-/* Goes on with cpu1 alone to step 4, as if nothing had been. */
-static void end(shd_model *m, uint32_t steps)
+/* Goes on with that daemon alone to step 4, as if nothing had been. */
+static void end(shd_model *m, const char *device, uint32_t steps)
 {
     char hex[65], whole[65];
     struct shd_session *s = m->session;
-    EXPECT_STR(s->hub->links[0].device, "cpu1");
+    EXPECT_STR(s->hub->links[0].device, device);
     train_steps(m, steps);
     digest_of(m, hex);
     shd_close(s);
@@ -88,7 +91,7 @@ static void save(shd_model *m)
 
 TEST(a_host_that_is_out_and_has_another_state_is_let_go_of)
 {
-    shd_model *m = begin(save);
+    shd_model *m = begin("60", ";", save);
     struct hub *hub = m->session->hub;
     train_steps(m, 1);
     hub->members.succeed = succeed;
@@ -98,7 +101,7 @@ TEST(a_host_that_is_out_and_has_another_state_is_let_go_of)
     poll_until(hub, is_refused);
     later = false;
     poll_until(hub, has_one);
-    end(m, 1);
+    end(m, "cpu1", 1);
 }
 
 static void snapshot(shd_model *m)
@@ -126,7 +129,7 @@ TEST(a_replica_that_went_back_is_gone_on_with)
 {
     struct shd_err e;
     struct shd_result result = { .size = sizeof result };
-    shd_model *m = begin(snapshot);
+    shd_model *m = begin("60", ";", snapshot);
     train_steps(m, 2);
     rewind_alone("cpu1", 2);
     paired_put_out("a");
@@ -134,7 +137,141 @@ TEST(a_replica_that_went_back_is_gone_on_with)
     EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &result, &e), &e);
     EXPECT(result.rewound);
     EXPECT_EQ(shd_step(m), 2);
-    end(m, 2);
+    end(m, "cpu1", 2);
+}
+
+/* -- A host that was filled since -------------------------------------------------------------- */
+
+struct lost { /* first one host, then the other one */
+    const char *host, *device, *other_host, *other_device;
+    int other;
+};
+static const struct lost b_then_a = { "b", "cpu1", "a", "cpu0", 0 };
+static const struct lost a_then_b = { "a", "cpu0", "b", "cpu1", 1 };
+
+/* As who fills the host does it: the models go back to a step that it has. at_both: where this
+ * session may see it, too. */
+static void fill(const struct lost *l, bool at_both)
+{
+    paired_take_in(l->host);
+    if (at_both)
+        rewind_alone(l->other_device, 2);
+    rewind_alone(l->device, 2);
+    paired_fill(l->host);
+}
+
+static void lose_other(const struct lost *l)
+{
+    fixture_ask(&daemons, KEEPER_KILL, l->other, "");
+}
+
+/* All that this session had is given up; it goes on with what was filled. */
+static void go_on_with_filled(const struct lost *l, shd_model *m)
+{
+    struct shd_err e;
+    struct shd_result result = { .size = sizeof result };
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &result, &e), &e);
+    EXPECT(result.rewound);
+    EXPECT_EQ(shd_step(m), 2);
+    EXPECT(!m->session->hub->members.returned);
+    fixture_succeed(&daemons, l->other, ""); /* to end in good order */
+    end(m, l->device, 2);
+}
+
+static void expect_taken_in(bool at_both)
+{
+    shd_model *m = begin("0.3", "", snapshot);
+    paired_put_out("b");
+    poll_until(m->session->hub, has_one);
+    train_steps(m, 1);
+    fill(&b_then_a, at_both);
+    lose_other(&b_then_a);
+    go_on_with_filled(&b_then_a, m);
+}
+
+/* Nobody else is there who could put the host of cpu0 out. */
+TEST(a_host_that_was_let_go_of_is_taken_in_again_when_the_other_one_is_missed)
+{
+    expect_taken_in(/* at_both= */ true);
+}
+
+TEST(a_host_that_was_let_go_of_is_taken_in_again_though_no_rewind_was_seen)
+{
+    expect_taken_in(/* at_both= */ false);
+}
+
+TEST(a_host_that_was_let_go_of_is_taken_in_again_when_the_other_one_is_out)
+{
+    shd_model *m = begin("60", "", snapshot);
+    paired_put_out("b");
+    poll_until(m->session->hub, has_one);
+    train_steps(m, 1);
+    fill(&b_then_a, /* at_both= */ true);
+    paired_put_out("a");
+    lose_other(&b_then_a);
+    go_on_with_filled(&b_then_a, m);
+}
+
+/* All of that goes by while this session asks nobody. */
+static void expect_taken_in_unseen(const struct lost *l)
+{
+    shd_model *m = begin("60", "", snapshot);
+    train_steps(m, 1);
+    paired_put_out(l->host);
+    fill(l, /* at_both= */ true);
+    paired_put_out(l->other_host);
+    lose_other(l);
+    go_on_with_filled(l, m);
+}
+
+TEST(a_replica_that_came_in_again_unseen_is_taken_in_when_its_owner_is_out)
+{
+    expect_taken_in_unseen(&b_then_a);
+}
+
+TEST(an_owner_that_came_in_again_unseen_is_taken_in_when_its_replica_is_out)
+{
+    expect_taken_in_unseen(&a_then_b);
+}
+
+/* A model that is opened then has nothing to go back from. */
+TEST(a_model_is_opened_where_a_host_has_to_be_taken_in_first)
+{
+    const struct pt_model other = { .name = "other", .publish = "f32", .accumulate = 1 };
+    shd_model *m = begin("60", "", snapshot);
+    paired_put_out("b");
+    poll_until(m->session->hub, has_one);
+    fill(&b_then_a, /* at_both= */ true);
+    paired_put_out("a");
+    lose_other(&b_then_a);
+    EXPECT_EQ(shd_step(open_pt_of(m->session, &other)), 0);
+    go_on_with_filled(&b_then_a, m);
+}
+
+static bool is_at_fault(const struct hub *hub)
+{
+    return hub->links[0].fault.code != SHD_OK;
+}
+
+/* Who only looks has nothing to go back with. */
+TEST(who_does_not_train_is_told_to_connect_anew)
+{
+    struct shd_err e;
+    shd_model *m = begin("60", "", snapshot);
+    struct hub *hub = m->session->hub;
+    hub->role = WIRE_ADMIN;
+    paired_put_out("b");
+    poll_until(hub, has_one);
+    fill(&b_then_a, /* at_both= */ true);
+    paired_put_out("a");
+    while (!is_at_fault(hub))
+        hub_poll(hub, NS_PER_MS, &e);
+    EXPECT_STATUS(hub_poll(hub, 0, &e), SHD_EGONE);
+    EXPECT_HAS(e.text, "connect anew");
+    shd_close(m->session);
+    paired_remove(&daemons);
+    fixture_stop(&daemons);
+    remove_ckpts();
 }
 
 TEST_MAIN()
