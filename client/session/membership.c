@@ -34,7 +34,6 @@ struct membership {
     uint64_t patience_ns;
     uint64_t looked_ns;
     bool unreachable; /* the arbiter: that was said */
-    bool stuck;       /* nobody is left for a slice: that was said */
 };
 
 /* -- Judging ----------------------------------------------------------------------------------- */
