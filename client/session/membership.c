@@ -34,6 +34,7 @@ struct membership {
     uint64_t patience_ns;
     uint64_t looked_ns;
     bool unreachable; /* the arbiter: that was said */
+    bool alone;       /* one that is missed has no other: that was said */
 };
 
 /* -- Judging ----------------------------------------------------------------------------------- */
@@ -398,6 +399,37 @@ static void say_unreachable(struct membership *m, const struct hub *hub, const s
     m->unreachable = true;
 }
 
+/* Why nobody goes on in the place of a daemon that is missed; NULL: somebody can. */
+static const char *find_why_alone(const struct membership *m, struct hub *hub,
+                                  const struct link *link)
+{
+    const struct link *twin = twin_of(hub, link);
+    if (link_is_out(m, twin))
+        return "is out";
+    if (membership_fills(hub, twin))
+        return "is being filled";
+    if (twin->state == LINK_GONE || link_is_lost(m, twin))
+        return "came in again since this session began";
+    return twin->state == LINK_UP ? NULL : "is away, too";
+}
+
+/* Once, until all are there. */
+static void say_alone(struct membership *m, struct hub *hub, const struct link *link)
+{
+    const char *why = find_why_alone(m, hub, link);
+    char line[400];
+    if (m->alone || why == NULL)
+        return;
+    snprintf(line, sizeof line,
+             "shd: WARNING: host %.60s stays away, and nobody goes on with its slice %" PRIu32
+             ", on daemon %.60s: host %.60s, which has the other copy, %s; if both are lost for "
+             "good restore a checkpoint",
+             host_of(m, link)->name, link_owner(link), link->device,
+             host_of(m, twin_of(hub, link))->name, why);
+    m->alone = true;
+    blame_say(hub->blame, line);
+}
+
 /* What anybody's claim has made of it is the view. */
 static void put_out(struct membership *m, const struct hub *hub, const bool *out)
 {
@@ -416,9 +448,11 @@ static void put_out_missed(struct membership *m, struct hub *hub, uint64_t now_n
         put_out(m, hub, out);
     else
         for (uint32_t i = 0; i < hub->link_count; i++) {
-            const struct link *twin = twin_of(hub, &hub->links[i]);
-            if (is_missed(m, &hub->links[i], now_ns) && twin->state == LINK_GONE)
-                has_returned(m, hub, twin); /* with that one in somebody can be put out */
+            const struct link *link = &hub->links[i], *twin = twin_of(hub, link);
+            const bool missed = is_missed(m, link, now_ns) && !link_is_lost(m, link);
+            /* with a twin that is in again somebody can be put out */
+            if (missed && (twin->state != LINK_GONE || !has_returned(m, hub, twin)))
+                say_alone(m, hub, link);
         }
 }
 
@@ -457,6 +491,7 @@ void membership_look(struct hub *hub)
     if (hub->leaving || (!hurry && !waits && m->unreachable) || now_ns - m->looked_ns < every_ns)
         return;
     m->looked_ns = now_ns;
+    m->alone = m->alone && hurry;
     if (read_view(m, &e) != SHD_OK)
         say_unreachable(m, hub, &e);
     else if (hurry)

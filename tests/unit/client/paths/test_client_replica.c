@@ -19,15 +19,24 @@ static bool succeed(void *ctx, uint32_t owner, bool gone)
     return !later && replica_succeed(ctx, owner, gone);
 }
 
+static char heard[4096]; /* lines of the sessions */
+
+static void hear(void *ctx, const char *line)
+{
+    const size_t n = strlen(heard);
+    (void)ctx;
+    snprintf(heard + n, sizeof heard - n, "%s\n", line);
+}
+
 static shd_session *connect_to(const char *devices)
 {
     char address[400];
     struct shd_err e;
     shd_session *s = NULL;
     snprintf(address, sizeof address, "%s?%s", daemons.dir, devices);
-    const struct shd_options options = { .size = sizeof options,
-                                         .address = address,
-                                         .name = "test" };
+    const struct shd_options options = {
+        .size = sizeof options, .address = address, .name = "test", .waits = hear
+    };
     EXPECT_OK(shd_connect(&options, &s, &e), &e);
     return s;
 }
@@ -246,6 +255,40 @@ TEST(a_model_is_opened_where_a_host_has_to_be_taken_in_first)
     lose_other(&b_then_a);
     EXPECT_EQ(shd_step(open_pt_of(m->session, &other)), 0);
     go_on_with_filled(&b_then_a, m);
+}
+
+static bool is_told(const struct hub *hub)
+{
+    (void)hub;
+    return strstr(heard, "stays away") != NULL;
+}
+
+/* Until cpu0 is there again. */
+static void expect_told(bool fills, const char *why)
+{
+    shd_model *m = begin("0.3", "", snapshot);
+    char line[200];
+    heard[0] = '\0';
+    paired_put_out("b");
+    poll_until(m->session->hub, has_one);
+    if (fills)
+        paired_take_in("b");
+    lose_other(&b_then_a);
+    poll_until(m->session->hub, is_told);
+    snprintf(
+        line, sizeof line,
+        "host a stays away, and nobody goes on with its slice 0, on daemon cpu0: host b, which "
+        "has the other copy, %s; if",
+        why);
+    EXPECT_HAS(heard, line);
+    fixture_succeed(&daemons, 0, "");
+    end(m, "cpu0", 2);
+}
+
+TEST(who_waits_for_the_only_copy_is_told_what_the_other_one_lacks)
+{
+    expect_told(/* fills= */ false, "is out");
+    expect_told(/* fills= */ true, "is being filled");
 }
 
 static bool is_at_fault(const struct hub *hub)
