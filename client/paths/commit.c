@@ -32,7 +32,8 @@
 #include "proto/spec/guard.h"
 
 #define HINT      "micro-batches of the step are missing, or it is stopped"
-#define LOOKS_MAX 50u /* at owners that move on each time */
+#define LOOKS_MAX 50u              /* at owners that move on each time */
+#define APART_NS  (20 * NS_PER_MS) /* between two looks of who waits for others to end a step */
 
 /* -- A turn ------------------------------------------------------------------------------------ */
 
@@ -358,6 +359,20 @@ static int err_apart(const struct shd_model *m, struct steps s, struct shd_err *
                     m->spec->name, s.min, links[s.ahead].device, s.max, links[s.behind].device);
 }
 
+/* Who only reads ends no step of others: a worker does, that is at it or that comes. */
+static int await_worker(const struct shd_model *m, struct steps s, uint64_t start_ns,
+                        struct shd_err *e)
+{
+    struct hub *hub = m->session->hub;
+    const uint64_t left_ns = hub_left_ns(hub, start_ns, APART_NS);
+    if (left_ns > 0)
+        return hub_poll(hub, left_ns, e);
+    return link_err(&hub->links[s.behind], SHD_ETIMEDOUT, e,
+                    "has model '%s' at step %" PRIu64 ", which daemon %s has ended: a worker that "
+                    "opens the model ends it everywhere, and none did",
+                    m->spec->name, s.min, hub->links[s.ahead].device);
+}
+
 static bool same_steps(struct steps a, struct steps b)
 {
     return a.min == b.min && a.max == b.max;
@@ -408,6 +423,7 @@ static bool has_viewed(const struct shd_model *m, uint64_t rewound)
 int settle_steps(struct shd_model *m, struct shd_err *e)
 {
     struct steps s = find_steps(m), before = { UINT64_MAX, UINT64_MAX, 0, 0 };
+    const uint64_t start_ns = clock_now_ns();
     uint64_t rewound = 0;
     for (uint32_t look = 0;; look++) {
         bool over = true, again = false;
@@ -417,7 +433,11 @@ int settle_steps(struct shd_model *m, struct shd_err *e)
         again = again || !has_viewed(m, rewound);
         if (r == SHD_OK && !again && s.min == s.max)
             break;
-        if (r == SHD_OK && !again && can_follow(m, s)) {
+        if (r == SHD_OK && !again && can_follow(m, s) && m->session->reads) {
+            r = await_worker(m, s, start_ns, e);
+            again = true;
+            look = 0;
+        } else if (r == SHD_OK && !again && can_follow(m, s)) {
             r = pass_on(m, s, &over, e);
             again = over; /* whatever it is that they did */
         }

@@ -263,4 +263,51 @@ TEST(unit_that_is_being_changed_has_no_version)
     EXPECT_EQ(board_stable_version(b, 1), 8);
 }
 
+/* In a child: it waits. */
+__attribute__((noreturn)) static void read_apart(void)
+{
+    shd_session *s = NULL;
+    shd_model *m = NULL;
+    const struct shd_options options = {
+        .size = sizeof options, .address = daemons.dir, .timeout_ms = PATIENT_MS, .reader = true
+    };
+    MUST_OK(shd_connect(&options, &s, &e));
+    MUST_OK(shd_model_attach(s, "toy", &m, &e));
+    MUST(shd_step(m) == 2);
+    shd_close(s);
+    _exit(0);
+}
+
+static bool has_reader(void)
+{
+    const struct http_reply reply = http_get(&daemons, 0, "/status");
+    const bool has = strstr(reply.text, "\"role\":\"reader\"") != NULL;
+    free(reply.text);
+    return has;
+}
+
+/* A worker is killed where one owner has ended a step and the other one has not: who only reads
+ * cannot end it there, and waits for a worker that does. */
+TEST(who_reads_waits_where_owners_are_a_step_apart)
+{
+    fixture_start_kept(&daemons, 2, "step:commit:after@2");
+    const pid_t worker = trainer_fork(toy_spec("f32", TOY_ADAMW), 0, 1, 4);
+    fixture_ask(&daemons, KEEPER_WAIT, 0, "");
+    kill(worker, SIGKILL);
+    waitpid(worker, NULL, 0);
+    fixture_succeed(&daemons, 0, "");
+    fixture_wait_up(&daemons, 0);
+    fixture_restart(&daemons, 1); /* nor does it end itself */
+    const pid_t reader = test_fork();
+    if (reader == 0)
+        read_apart();
+    EXPECT_SOON(has_reader());
+    sleep_ms(100); /* it has come as far as it does by itself */
+    shd_session *s = attach(PATIENT_MS);
+    EXPECT_EQ(shd_step(open_toy(s, toy_spec("f32", TOY_ADAMW))), 2);
+    expect_well(reader);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 TEST_MAIN()
