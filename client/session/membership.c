@@ -215,9 +215,9 @@ static bool is_to_be_joined(const struct membership *m, const struct hub *hub,
     return !link_is_out(m, link);
 }
 
-/* Its host is in again with all steps that count, and this session has let go of it, or does so
- * now. Who only looks connects anew: trainers go on there. */
-static bool has_returned(const struct membership *m, struct hub *hub, const struct link *link)
+/* Is its host in again with all steps that count? Then this session lets go of what it knew of it,
+ * and has it to be taken in. Who only looks connects anew: trainers go on there. */
+static bool mark_returned(const struct membership *m, struct hub *hub, const struct link *link)
 {
     const struct shd_err why = { SHD_EGONE, "its host came in again since this session began" };
     const struct link *gone = link;
@@ -243,7 +243,7 @@ static void apply(struct membership *m, struct hub *hub)
         if (link->state == LINK_GONE || link->fault.code != SHD_OK || !link_is_lost(m, link))
             continue;
         const bool alone = twin->state == LINK_GONE || link_is_lost(m, twin);
-        if (alone && (has_returned(m, hub, twin) || has_returned(m, hub, link)))
+        if (alone && (mark_returned(m, hub, twin) || mark_returned(m, hub, link)))
             continue;
         if (alone) {
             err_both(m, link, twin, &why);
@@ -451,7 +451,7 @@ static void put_out_missed(struct membership *m, struct hub *hub, uint64_t now_n
             const struct link *link = &hub->links[i], *twin = twin_of(hub, link);
             const bool missed = is_missed(m, link, now_ns) && !link_is_lost(m, link);
             /* with a twin that is in again somebody can be put out */
-            if (missed && (twin->state != LINK_GONE || !has_returned(m, hub, twin)))
+            if (missed && (twin->state != LINK_GONE || !mark_returned(m, hub, twin)))
                 say_alone(m, hub, link);
         }
 }

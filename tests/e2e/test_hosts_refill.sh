@@ -108,6 +108,16 @@ same_bits() {
     echo "  both of each pair have the same bits"
 }
 
+# Training goes on without b, which is there again, with nothing.
+begin_without_b() {
+    begin
+    works A
+    go_on 3
+    lose B
+    soon "b is out" is_out B A
+    host B
+}
+
 begin
 works A
 works B
@@ -135,12 +145,7 @@ end_same "who works with a alone"
 end_hosts
 
 # A worker that began without b hears of nothing until b is filled and a is lost: it is the only one left, and takes b in.
-begin
-works A
-go_on 3
-lose B
-soon "b is out" is_out B A
-host B
+begin_without_b
 works B
 soon "a worker without b" has_begun 2
 go_on 3
@@ -194,12 +199,7 @@ if grep -q refill:claimed "$bin/shardctl"; then
     end_hosts
 
     # Nobody does it again: who waits for the rewind puts the host out.
-    begin
-    works A
-    go_on 3
-    lose B
-    soon "b is out" is_out B A
-    host B
+    begin_without_b
     refill B A SHARDD_FAIL=refill:gone && fail "it was not killed"
     soon "b is out again" is_out B A
     go_on 3
