@@ -47,6 +47,7 @@ static shd_session *connect_to(const char *devices)
 static shd_model *begin(const char *patience, const char *starts, void (*keep)(shd_model *m))
 {
     setenv("SHARDD_REPLICA_PATIENCE", patience, 1);
+    heard[0] = '\0';
     make_ckpts();
     fixture_start_kept(&daemons, 2, starts);
     paired_make(&daemons, 2);
@@ -121,13 +122,13 @@ static void snapshot(shd_model *m)
     EXPECT_EQ(kept, 2);
 }
 
-static void rewind_alone(const char *devices, uint64_t to)
+static void rewind_alone(const char *devices, const char *name, uint64_t to)
 {
     shd_model *m;
     uint64_t step;
     struct shd_err e;
     shd_session *s = connect_to(devices);
-    EXPECT_OK(shd_model_attach(s, "toy", &m, &e), &e);
+    EXPECT_OK(shd_model_attach(s, name, &m, &e), &e);
     EXPECT_OK(shd_model_rewind(m, to, &step, &e), &e);
     EXPECT_EQ(step, to);
     shd_close(s);
@@ -140,7 +141,7 @@ TEST(a_replica_that_went_back_is_gone_on_with)
     struct shd_result result = { .size = sizeof result };
     shd_model *m = begin("60", ";", snapshot);
     train_steps(m, 2);
-    rewind_alone("cpu1", 2);
+    rewind_alone("cpu1", "toy", 2);
     paired_put_out("a");
     poll_until(m->session->hub, has_one);
     EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &result, &e), &e);
@@ -164,8 +165,8 @@ static void fill(const struct lost *l, bool at_both)
 {
     paired_take_in(l->host);
     if (at_both)
-        rewind_alone(l->other_device, 2);
-    rewind_alone(l->device, 2);
+        rewind_alone(l->other_device, "toy", 2);
+    rewind_alone(l->device, "toy", 2);
     paired_fill(l->host);
 }
 
@@ -187,11 +188,17 @@ static void go_on_with_filled(const struct lost *l, shd_model *m)
     end(m, l->device, 2);
 }
 
-static void expect_taken_in(bool at_both)
+static shd_model *begin_without_b(const char *patience)
 {
-    shd_model *m = begin("0.3", "", snapshot);
+    shd_model *m = begin(patience, "", snapshot);
     paired_put_out("b");
     poll_until(m->session->hub, has_one);
+    return m;
+}
+
+static void expect_taken_in(bool at_both)
+{
+    shd_model *m = begin_without_b("0.3");
     train_steps(m, 1);
     fill(&b_then_a, at_both);
     lose_other(&b_then_a);
@@ -211,9 +218,7 @@ TEST(a_host_that_was_let_go_of_is_taken_in_again_though_no_rewind_was_seen)
 
 TEST(a_host_that_was_let_go_of_is_taken_in_again_when_the_other_one_is_out)
 {
-    shd_model *m = begin("60", "", snapshot);
-    paired_put_out("b");
-    poll_until(m->session->hub, has_one);
+    shd_model *m = begin_without_b("60");
     train_steps(m, 1);
     fill(&b_then_a, /* at_both= */ true);
     paired_put_out("a");
@@ -247,14 +252,47 @@ TEST(an_owner_that_came_in_again_unseen_is_taken_in_when_its_replica_is_out)
 TEST(a_model_is_opened_where_a_host_has_to_be_taken_in_first)
 {
     const struct pt_model other = { .name = "other", .publish = "f32", .accumulate = 1 };
-    shd_model *m = begin("60", "", snapshot);
-    paired_put_out("b");
-    poll_until(m->session->hub, has_one);
+    shd_model *m = begin_without_b("60");
     fill(&b_then_a, /* at_both= */ true);
     paired_put_out("a");
     lose_other(&b_then_a);
     EXPECT_EQ(shd_step(open_pt_of(m->session, &other)), 0);
     go_on_with_filled(&b_then_a, m);
+}
+
+/* Each goes back to a step of its own, the second one when its turn comes. */
+TEST(all_models_of_a_worker_go_back_when_a_host_is_taken_in)
+{
+    const struct pt_model other = { .name = "other", .publish = "f32", .accumulate = 1 };
+    struct pt_run run = { .t = { .overflow_step = UINT64_MAX } };
+    struct shd_result result = { .size = sizeof result };
+    struct shd_err e;
+    uint64_t kept;
+    shd_model *m = begin("60", "", snapshot);
+    shd_model *second = open_pt_of(m->session, &other);
+    train_pt(second, 1);
+    EXPECT_OK(shd_snapshot(second, &kept, &e), &e);
+    paired_put_out("b");
+    poll_until(m->session->hub, has_one);
+    train_pt(second, 2);
+    rewind_alone("cpu0", "other", 1);
+    rewind_alone("cpu1", "other", 1);
+    fill(&b_then_a, /* at_both= */ true);
+    paired_put_out("a");
+    lose_other(&b_then_a);
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &result, &e), &e);
+    EXPECT(result.rewound);
+    EXPECT_OK(pt_step(second, &run, toy_all_micros, TOY_MICROS, &result, &e), &e);
+    EXPECT(result.rewound);
+    EXPECT_EQ(shd_step(second), 1);
+    train_pt(second, 3);
+    shd_session *here = attach_here();
+    shd_model *twin = open_pt_of(here, &other);
+    train_pt(twin, 4);
+    expect_twins(second, twin);
+    shd_close(here);
+    fixture_succeed(&daemons, 0, "");
+    end(m, "cpu1", 2);
 }
 
 static bool is_told(const struct hub *hub)
@@ -263,16 +301,10 @@ static bool is_told(const struct hub *hub)
     return strstr(heard, "stays away") != NULL;
 }
 
-/* Until cpu0 is there again. */
-static void expect_told(bool fills, const char *why)
+/* Why nobody goes on for host a, which is missed, until it is there again. */
+static void expect_told(shd_model *m, const char *why)
 {
-    shd_model *m = begin("0.3", "", snapshot);
     char line[200];
-    heard[0] = '\0';
-    paired_put_out("b");
-    poll_until(m->session->hub, has_one);
-    if (fills)
-        paired_take_in("b");
     lose_other(&b_then_a);
     poll_until(m->session->hub, is_told);
     snprintf(
@@ -282,13 +314,48 @@ static void expect_told(bool fills, const char *why)
         why);
     EXPECT_HAS(heard, line);
     fixture_succeed(&daemons, 0, "");
+}
+
+TEST(who_waits_for_the_only_copy_is_told_that_the_other_one_is_out)
+{
+    shd_model *m = begin_without_b("0.3");
+    expect_told(m, "is out");
     end(m, "cpu0", 2);
 }
 
-TEST(who_waits_for_the_only_copy_is_told_what_the_other_one_lacks)
+TEST(who_waits_for_the_only_copy_is_told_that_the_other_one_is_being_filled)
 {
-    expect_told(/* fills= */ false, "is out");
-    expect_told(/* fills= */ true, "is being filled");
+    shd_model *m = begin_without_b("0.3");
+    paired_take_in("b");
+    expect_told(m, "is being filled");
+    end(m, "cpu0", 2);
+}
+
+/* Both are missed, and it is not known which one has come further. */
+TEST(who_waits_for_the_only_copy_is_told_that_the_other_one_is_away)
+{
+    shd_model *m = begin("0.3", "", snapshot);
+    fixture_ask(&daemons, KEEPER_KILL, 1, "");
+    lose_other(&b_then_a);
+    poll_until(m->session->hub, is_told);
+    EXPECT_HAS(heard, "which has the other copy, is away, too; if");
+    fixture_succeed(&daemons, 0, "");
+    paired_put_out("b");
+    fixture_succeed(&daemons, 1, ""); /* to end in good order */
+    end(m, "cpu0", 2);
+}
+
+/* It is not for a session that only looks. */
+TEST(who_waits_for_the_only_copy_is_told_that_the_other_one_came_in_again)
+{
+    shd_model *m = begin_without_b("0.3");
+    struct hub *hub = m->session->hub;
+    const enum wire_role role = hub->role;
+    fill(&b_then_a, /* at_both= */ false);
+    hub->role = WIRE_ADMIN;
+    expect_told(m, "came in again since this session began");
+    hub->role = role;
+    end(m, "cpu0", 2);
 }
 
 static bool is_at_fault(const struct hub *hub)
