@@ -4,6 +4,10 @@
 # shellcheck shell=dash
 limit_s=$((120 * ${SHD_TEST_PACE:-1}))
 
+# Ended like that dash would not do what is to be done at the end, and daemons would stay.
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
 fail() {
     echo "FAILED: $*" >&2
     exit 1
