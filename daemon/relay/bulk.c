@@ -356,7 +356,8 @@ static int handshake(struct bulk *bulk, bool accepts, uint64_t deadline_ns, stru
         if (why != SSL_ERROR_WANT_READ && why != SSL_ERROR_WANT_WRITE) {
             const bool hung_up = why == SSL_ERROR_SYSCALL || why == SSL_ERROR_ZERO_RETURN;
             err_set(&bulk->failed, SHD_EGONE, "hung up");
-            if (ERR_GET_REASON(ERR_peek_error()) == SSL_R_TLSV1_ALERT_NO_APPLICATION_PROTOCOL)
+            if (ERR_GET_REASON(ERR_peek_error()) ==
+                SSL_AD_REASON_OFFSET + SSL_AD_NO_APPLICATION_PROTOCOL)
                 return other_way(bulk->path, e);
             return hung_up ? err_set(e, SHD_EGONE, "it hung up before it was known")
                            : tls_failed(SHD_EPROTO, e, "TLS");

@@ -197,6 +197,73 @@ static void *half_pack(struct gemm_in in, struct half_extent x, struct half_buff
 
 /* -- oneDNN's bf16 product --------------------------------------------------------------------- */
 
+/* oneDNN 3 has what it describes memory by behind a handle, and makes a product's in one step. */
+#if DNNL_VERSION_MAJOR < 3
+
+static dnnl_status_t desc_new(dnnl_memory_desc_t *ret_desc, const dnnl_dims_t dims,
+                              dnnl_data_type_t type, const dnnl_dims_t strides)
+{
+    return dnnl_memory_desc_init_by_strides(ret_desc, 2, dims, type, strides);
+}
+
+static void desc_free(dnnl_memory_desc_t *desc)
+{
+    (void)desc;
+}
+
+static dnnl_status_t memory_new(dnnl_memory_t *ret_memory, const dnnl_memory_desc_t *desc)
+{
+    return dnnl_memory_create(ret_memory, desc, half_engine, DNNL_MEMORY_NONE);
+}
+
+static dnnl_status_t append_sum(dnnl_post_ops_t ops)
+{
+    return dnnl_post_ops_append_sum(ops, 1);
+}
+
+static dnnl_status_t matmul_new(dnnl_primitive_desc_t *ret_pd, const dnnl_memory_desc_t *a,
+                                const dnnl_memory_desc_t *b, const dnnl_memory_desc_t *c,
+                                dnnl_primitive_attr_t attr)
+{
+    dnnl_matmul_desc_t matmul;
+    const dnnl_status_t r = dnnl_matmul_desc_init(&matmul, a, b, NULL, c);
+    return r == dnnl_success ? dnnl_primitive_desc_create(ret_pd, &matmul, attr, half_engine, NULL)
+                             : r;
+}
+
+#else
+
+static dnnl_status_t desc_new(dnnl_memory_desc_t *ret_desc, const dnnl_dims_t dims,
+                              dnnl_data_type_t type, const dnnl_dims_t strides)
+{
+    return dnnl_memory_desc_create_with_strides(ret_desc, 2, dims, type, strides);
+}
+
+static void desc_free(dnnl_memory_desc_t *desc)
+{
+    dnnl_memory_desc_destroy(*desc);
+}
+
+static dnnl_status_t memory_new(dnnl_memory_t *ret_memory, const dnnl_memory_desc_t *desc)
+{
+    return dnnl_memory_create(ret_memory, *desc, half_engine, DNNL_MEMORY_NONE);
+}
+
+static dnnl_status_t append_sum(dnnl_post_ops_t ops)
+{
+    return dnnl_post_ops_append_sum(ops, 1, /* zero_point= */ 0, dnnl_data_type_undef);
+}
+
+static dnnl_status_t matmul_new(dnnl_primitive_desc_t *ret_pd, const dnnl_memory_desc_t *a,
+                                const dnnl_memory_desc_t *b, const dnnl_memory_desc_t *c,
+                                dnnl_primitive_attr_t attr)
+{
+    return dnnl_matmul_primitive_desc_create(ret_pd, half_engine, *a, *b, NULL, *c, attr);
+}
+
+#endif
+
+/* desc_free() it. */
 static dnnl_memory_desc_t half_desc(uint64_t rows, uint64_t cols, uint64_t stride, bool transposed,
                                     dnnl_data_type_t type)
 {
@@ -204,7 +271,7 @@ static dnnl_memory_desc_t half_desc(uint64_t rows, uint64_t cols, uint64_t strid
     const dnnl_dims_t strides = { transposed ? 1 : (dnnl_dim_t)stride,
                                   transposed ? (dnnl_dim_t)stride : 1 };
     dnnl_memory_desc_t desc;
-    half_must(dnnl_memory_desc_init_by_strides(&desc, 2, dims, type, strides), "memory descriptor");
+    half_must(desc_new(&desc, dims, type, strides), "memory descriptor");
     return desc;
 }
 
@@ -223,24 +290,28 @@ static struct half_descs half_descs(const struct half_key *k)
     };
 }
 
+static void half_descs_free(struct half_descs *d)
+{
+    desc_free(&d->a);
+    desc_free(&d->b);
+    desc_free(&d->c);
+}
+
 /* With beta 1 the product is added to c by a sum post-op. The caller destroys the result. */
 static dnnl_status_t half_primitive_desc(const struct half_key *k, const struct half_descs *d,
                                          dnnl_primitive_desc_t *ret_pd)
 {
-    dnnl_matmul_desc_t matmul;
     dnnl_primitive_attr_t attr = NULL;
     dnnl_post_ops_t ops = NULL;
-    dnnl_status_t r = dnnl_matmul_desc_init(&matmul, &d->a, &d->b, NULL, &d->c);
-    if (r == dnnl_success)
-        r = dnnl_primitive_attr_create(&attr);
+    dnnl_status_t r = dnnl_primitive_attr_create(&attr);
     if (r == dnnl_success)
         r = dnnl_post_ops_create(&ops);
     if (r == dnnl_success && k->beta != 0)
-        r = dnnl_post_ops_append_sum(ops, 1);
+        r = append_sum(ops);
     if (r == dnnl_success)
         r = dnnl_primitive_attr_set_post_ops(attr, ops);
     if (r == dnnl_success)
-        r = dnnl_primitive_desc_create(ret_pd, &matmul, attr, half_engine, NULL);
+        r = matmul_new(ret_pd, &d->a, &d->b, &d->c, attr);
     dnnl_post_ops_destroy(ops);
     dnnl_primitive_attr_destroy(attr);
     return r;
@@ -248,15 +319,16 @@ static dnnl_status_t half_primitive_desc(const struct half_key *k, const struct 
 
 static void half_primitive_init(struct half_primitive *p, const struct half_key *k)
 {
-    const struct half_descs d = half_descs(k);
+    struct half_descs d = half_descs(k);
     dnnl_primitive_desc_t pd = NULL;
     half_must(half_primitive_desc(k, &d, &pd), "matmul descriptor");
     *p = (struct half_primitive){ .key = *k };
     half_must(dnnl_primitive_create(&p->primitive, pd), "matmul primitive");
     half_must(dnnl_primitive_desc_destroy(pd), "matmul descriptor");
-    half_must(dnnl_memory_create(&p->a, &d.a, half_engine, DNNL_MEMORY_NONE), "memory");
-    half_must(dnnl_memory_create(&p->b, &d.b, half_engine, DNNL_MEMORY_NONE), "memory");
-    half_must(dnnl_memory_create(&p->c, &d.c, half_engine, DNNL_MEMORY_NONE), "memory");
+    half_must(memory_new(&p->a, &d.a), "memory");
+    half_must(memory_new(&p->b, &d.b), "memory");
+    half_must(memory_new(&p->c, &d.c), "memory");
+    half_descs_free(&d);
 }
 
 static struct half_primitive *half_find(struct half_thread *t, const struct half_key *k)
@@ -344,9 +416,10 @@ static int half_init(struct shd_err *e)
     if (!half_ready)
         return err_set(e, SHD_ENOTSUP, "oneDNN has no CPU engine here");
     const struct half_key key = { .m = 128, .n = 256, .k = 128, .c_stride = 256 };
-    const struct half_descs descs = half_descs(&key);
+    struct half_descs descs = half_descs(&key);
     dnnl_primitive_desc_t pd = NULL;
     const dnnl_status_t r = half_primitive_desc(&key, &descs, &pd);
+    half_descs_free(&descs);
     if (r != dnnl_success)
         return err_set(e, SHD_ENOTSUP, "oneDNN has no bf16 matmul here (status %d)", (int)r);
     dnnl_primitive_desc_destroy(pd);
