@@ -39,6 +39,9 @@
     X(cleanup, "ucp_cleanup", void, (ucp_context_h context))                                   \
     X(context_query, "ucp_context_query", ucs_status_t,                                        \
       (ucp_context_h context, ucp_context_attr_t * attr))                                      \
+    X(mem_map, "ucp_mem_map", ucs_status_t,                                                    \
+      (ucp_context_h context, const ucp_mem_map_params_t *params, ucp_mem_h *memory))          \
+    X(mem_unmap, "ucp_mem_unmap", ucs_status_t, (ucp_context_h context, ucp_mem_h memory))     \
     X(worker_create, "ucp_worker_create", ucs_status_t,                                        \
       (ucp_context_h context, const ucp_worker_params_t *params, ucp_worker_h *worker))        \
     X(worker_destroy, "ucp_worker_destroy", void, (ucp_worker_h worker))                       \
@@ -205,6 +208,45 @@ static int ucx_load(struct shd_err *e)
     return library_load(&library, e);
 }
 
+/* -- A piece's memory -------------------------------------------------------------------------- */
+
+/* Without its cache UCX maps the memory of each piece by itself, too. From 1.14 to 1.20 it would
+ * then look for that memory in the cache, which there is not, where a connection ends in the middle
+ * of the piece (openucx/ucx#11467); what it was given it leaves alone. NULL: it could not be
+ * mapped, and UCX goes without, or by copies. */
+static ucp_mem_h map_piece(const struct context *c, const uint8_t *data, uint64_t bytes,
+                           unsigned prot)
+{
+    const ucp_mem_map_params_t params = {
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_PROT | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
+        .address = (void *)(uintptr_t)data, /* which is read, by what `prot` says */
+        .length = bytes,
+        .prot = prot,
+        .memory_type = UCS_MEMORY_TYPE_HOST,
+    };
+    ucp_mem_h memory;
+    return ucx.mem_map(c->ucp, &params, &memory) == UCS_OK ? memory : NULL;
+}
+
+static void unmap_piece(const struct context *c, ucp_mem_h *memory)
+{
+    if (*memory != NULL)
+        ucx.mem_unmap(c->ucp, *memory);
+    *memory = NULL;
+}
+
+static ucp_request_param_t piece_param(ucp_mem_h memory, uint32_t flags)
+{
+    return (ucp_request_param_t){
+        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE |
+                        (memory != NULL ? UCP_OP_ATTR_FIELD_MEMH : 0u),
+        .flags = flags,
+        .memory_type = UCS_MEMORY_TYPE_HOST,
+        .memh = memory,
+    };
+}
+
 /* -- An end ------------------------------------------------------------------------------------ */
 
 struct piece_head {
@@ -221,11 +263,13 @@ struct end {
     uint8_t token[TOKEN_BYTES];
     struct piece_head head; /* of the piece that is sent, or of the next one */
     void *sending;          /* UCX's request; NULL: none */
+    ucp_mem_h sent;         /* owned: the memory of that piece; NULL: UCX looks after it */
     uint64_t send_bytes;
     uint64_t number; /* of the next piece that is offered */
     void *offered;   /* UCX's, of a piece that is there for the asking; NULL: none */
     uint64_t offered_bytes;
-    void *receiving; /* UCX's request; NULL: none */
+    void *receiving;    /* UCX's request; NULL: none */
+    ucp_mem_h received; /* as `sent` */
     uint64_t receive_bytes;
     uint64_t refused; /* pieces */
 };
@@ -329,6 +373,10 @@ static void ucx_close(void *end, bool gently)
         finish(u, ucx.ep_close_nbx(u->ep, &force), CANCEL_NS);
     finish(u, u->sending, CANCEL_NS);
     finish(u, u->receiving, CANCEL_NS);
+    if (u->context != NULL) {
+        unmap_piece(u->context, &u->sent);
+        unmap_piece(u->context, &u->received);
+    }
     if (u->worker != NULL)
         ucx.worker_destroy(u->worker);
     if (u->context != NULL)
@@ -415,8 +463,9 @@ static uint64_t piece_of(uint64_t bytes)
     return bytes < PIECE_BYTES ? bytes : PIECE_BYTES;
 }
 
-/* What a request has come to; freed unless SHD_PENDING. */
-static int look(struct end *u, void **request, struct shd_err *e, const char *what)
+/* What a request has come to; freed unless SHD_PENDING, and so is what was mapped for it. */
+static int look(struct end *u, void **request, ucp_mem_h *memory, struct shd_err *e,
+                const char *what)
 {
     ucs_status_t status = UCS_OK;
     if (UCS_PTR_IS_ERR(*request))
@@ -428,6 +477,7 @@ static int look(struct end *u, void **request, struct shd_err *e, const char *wh
     if (UCS_PTR_IS_PTR(*request))
         ucx.request_free(*request);
     *request = NULL;
+    unmap_piece(u->context, memory);
     return status == UCS_OK ? SHD_OK
                             : failed(u->ended != UCS_OK ? u->ended : status, SHD_EGONE, e, what);
 }
@@ -436,20 +486,19 @@ static int ucx_send(void *end, const uint8_t *data, uint64_t bytes, uint64_t *re
                     struct shd_err *e)
 {
     struct end *u = end;
-    const ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS |
-                                                        UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-                                        .flags = UCP_AM_SEND_FLAG_RNDV,
-                                        .memory_type = UCS_MEMORY_TYPE_HOST };
     if (u->sending == NULL && u->ended != UCS_OK)
         return failed(u->ended, SHD_EGONE, e, "send");
     if (u->sending == NULL) {
         u->send_bytes = piece_of(bytes);
+        u->sent = map_piece(u->context, data, u->send_bytes,
+                            UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_REMOTE_READ);
+        const ucp_request_param_t param = piece_param(u->sent, UCP_AM_SEND_FLAG_RNDV);
         u->sending = ucx.am_send_nbx(u->ep, MESSAGE, &u->head, sizeof u->head, data, u->send_bytes,
                                      &param);
     } else {
         ucx.worker_progress(u->worker);
     }
-    const int r = look(u, &u->sending, e, "send");
+    const int r = look(u, &u->sending, &u->sent, e, "send");
     if (r != SHD_OK)
         return r;
     u->head.number++;
@@ -460,8 +509,6 @@ static int ucx_send(void *end, const uint8_t *data, uint64_t bytes, uint64_t *re
 
 static int begin_piece(struct end *u, uint8_t *to, uint64_t bytes, struct shd_err *e)
 {
-    const ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-                                        .memory_type = UCS_MEMORY_TYPE_HOST };
     if (u->offered_bytes != piece_of(bytes))
         return err_set(e, SHD_EPROTO,
                        "a piece of %" PRIu64 " bytes by UCX, where %" PRIu64 " are due",
@@ -469,6 +516,9 @@ static int begin_piece(struct end *u, uint8_t *to, uint64_t bytes, struct shd_er
     void *offered = u->offered;
     u->offered = NULL;
     u->receive_bytes = u->offered_bytes;
+    u->received = map_piece(u->context, to, u->receive_bytes,
+                            UCP_MEM_MAP_PROT_LOCAL_WRITE | UCP_MEM_MAP_PROT_REMOTE_WRITE);
+    const ucp_request_param_t param = piece_param(u->received, 0);
     u->receiving = ucx.am_recv_data_nbx(u->worker, offered, to, u->receive_bytes, &param);
     return SHD_OK;
 }
@@ -487,7 +537,7 @@ static int ucx_receive(void *end, uint8_t *to, uint64_t bytes, uint64_t *ret_don
         if (r != SHD_OK)
             return r;
     }
-    const int r = look(u, &u->receiving, e, "receive");
+    const int r = look(u, &u->receiving, &u->received, e, "receive");
     if (r != SHD_OK)
         return r;
     *ret_done = u->receive_bytes;
