@@ -75,7 +75,8 @@ check_lintian() {
 list_files() {
     { box find /etc /usr /var /run/shardd -xdev -path /var/lib/dpkg -prune -o -path /var/cache \
         -prune -o -path /var/tmp -prune -o -path /var/log -prune -o -print 2>/dev/null || true; } |
-        grep -vE '^/etc/((passwd|group|shadow|gshadow|subuid|subgid)-|ld.so.cache|\.pwd\.lock)|^/var/lib/systemd' |
+        grep -vE -e '^/etc/((passwd|group|shadow|gshadow|subuid|subgid)-|ld.so.cache|\.pwd\.lock)|^/var/lib/systemd' \
+            -e '^/(etc|var)/\.updated$' | # by systemd, where /usr is newer than what it has seen
         sort
 }
 
