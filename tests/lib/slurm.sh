@@ -78,7 +78,10 @@ start_node() {
 all_idle() { [ "$(say sinfo -h -N -o %T 2>/dev/null | sort -u)" = idle ]; }
 
 slurm_configure() {
-    local first=${nodes%% *} node
+    local first=${nodes%% *} node timeout=10
+    # Slurm 23.11 (22.05 not) asks nobody again before a node that does not answer has had its 10 s
+    # (MessageTimeout): within such a time it would take all of them for lost.
+    case $(slurmd -V) in slurm*\ 22.*) ;; *) timeout=20 ;; esac
     echo '127.0.0.1 localhost' >"$work/hosts"
     cat >"$work/slurm.conf" <<CONF
 ClusterName=shd$$
@@ -100,7 +103,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 MpiDefault=none
-SlurmdTimeout=10
+SlurmdTimeout=$timeout
 KillWait=5
 InactiveLimit=0
 PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
