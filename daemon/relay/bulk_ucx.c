@@ -373,14 +373,13 @@ static void ucx_close(void *end, bool gently)
         finish(u, ucx.ep_close_nbx(u->ep, &force), CANCEL_NS);
     finish(u, u->sending, CANCEL_NS);
     finish(u, u->receiving, CANCEL_NS);
+    if (u->worker != NULL)
+        ucx.worker_destroy(u->worker);
     if (u->context != NULL) {
         unmap_piece(u->context, &u->sent);
         unmap_piece(u->context, &u->received);
-    }
-    if (u->worker != NULL)
-        ucx.worker_destroy(u->worker);
-    if (u->context != NULL)
         context_put(u->context);
+    }
     free(u);
 }
 
