@@ -27,6 +27,10 @@ ubuntu)
     parts="main universe"
     ;;
 "") die "$usage" ;;
+--help | -h)
+    sed -n '2,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "$0"
+    exit 0
+    ;;
 *) die "unknown system '$1'; $usage" ;;
 esac
 bare=${BARE_DIR:-/var/tmp}/shardd-bare-$1
