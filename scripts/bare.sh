@@ -88,10 +88,12 @@ export HOME=/root
 exec "$@"
 '
 
-if [ "$keep" = yes ] && [ -d "$bare/shardd" ]; then
+# Anybody may make a file of that name in /var/tmp: root goes into none but its own.
+if [ "$keep" = yes ] && [ ! -L "$bare" ] && [ -O "$bare" ] && [ -d "$bare/shardd" ]; then
     git -C "$bare/shardd" fetch -q "$root" HEAD && git -C "$bare/shardd" checkout -q FETCH_HEAD
 else
     rm -rf --one-file-system "$bare"
+    mkdir "$bare"
     make
 fi
 cp -L /etc/resolv.conf /etc/hosts "$bare/etc/"

@@ -210,10 +210,10 @@ static int ucx_load(struct shd_err *e)
 
 /* -- A piece's memory -------------------------------------------------------------------------- */
 
-/* Without its cache UCX maps the memory of each piece by itself, too. From 1.14 to 1.20 it would
- * then look for that memory in the cache, which there is not, where a connection ends in the middle
- * of the piece (openucx/ucx#11467); what it was given it leaves alone. NULL: it could not be
- * mapped, and UCX goes without, or by copies. */
+/* Without its cache UCX maps the memory of each piece by itself, too. 1.16 and 1.18 then look for
+ * that memory in the cache, which there is not, where a connection ends in the middle of the piece
+ * (openucx/ucx#11467, of May 2026; 1.13 does not); what UCX was given it leaves alone. NULL: it
+ * could not be mapped, and UCX goes without, or by copies. */
 static ucp_mem_h map_piece(const struct context *c, const uint8_t *data, uint64_t bytes,
                            unsigned prot)
 {

@@ -79,8 +79,8 @@ all_idle() { [ "$(say sinfo -h -N -o %T 2>/dev/null | sort -u)" = idle ]; }
 
 slurm_configure() {
     local first=${nodes%% *} node timeout=10
-    # Slurm 23.11 (22.05 not) asks nobody again before a node that does not answer has had its 10 s
-    # (MessageTimeout): within such a time it would take all of them for lost.
+    # Slurm 23.11 (22.05 not) takes all nodes for lost 10 s after one of them is, which is as long as it waits for
+    # an answer of that one (MessageTimeout).
     case $(slurmd -V) in slurm*\ 22.*) ;; *) timeout=20 ;; esac
     echo '127.0.0.1 localhost' >"$work/hosts"
     cat >"$work/slurm.conf" <<CONF
