@@ -6,6 +6,7 @@ does, so its bits are those of one process. Tensor parallelism adds products up 
 what a change of the start values by one unit in the last place comes to (test_torch.py).
 """
 import contextlib
+import functools
 import glob
 import importlib.util
 import io
@@ -201,16 +202,27 @@ def trained(name, tp=1, pp=1, dp=1, pieces=1, steps=STEPS, kind=Schedule1F1B, fa
     return work
 
 
+@functools.cache
+def undisturbed(ranks, **shape):
+    """What the ranks return where nothing happens to them; its lines are not to be changed."""
+    return run(trained('undisturbed-' + '-'.join(f'{flag}-{value}' for flag, value in sorted(shape.items())), **shape), ranks)
+
+
 def losses_of(answers):
     """Of the ranks that report."""
     return [losses for losses, *_ in answers if losses[0][0] is not None]
+
+
+@functools.cache
+def alone(world, noise):
+    return run(lambda o: plain(world, noise))[0]
 
 
 class Numbers(unittest.TestCase):
     """Loss by loss."""
 
     def check_noise(self, answers, world=1):
-        reference, moved = (run(lambda o, noise=noise: plain(world, noise))[0] for noise in (False, True))
+        reference, moved = (alone(world, noise) for noise in (False, True))
         noise = max(abs(a - b) for a, b in zip(reference, moved))
         self.assertEqual(len({digest for _, digest, _ in answers}), 1)
         reported = losses_of(answers)
@@ -271,13 +283,13 @@ class Numbers(unittest.TestCase):
         self.assertEqual(run(pipeline, 2), run(one) * 2)
 
     def test_pipelines_beside_each_other_have_those_of_as_many_processes(self):
-        two = run(trained('dp-two', dp=2, pieces=2, grads='step'), 2)
+        two = undisturbed(2, dp=2, pieces=2, grads='step')
         four = run(trained('pp-dp', pp=2, dp=2, pieces=2), 4)
         self.assertEqual({digest for _, digest, _ in two + four}, {two[0][1]})
         self.assertEqual(losses_of(four), losses_of(two))
 
     def test_tensor_parallel(self):
-        self.check_noise(run(trained('tp', tp=2), 2))
+        self.check_noise(undisturbed(2, tp=2))
 
     def test_groups_by_two_dimensions(self):
         def work(_):
@@ -346,7 +358,7 @@ class Numbers(unittest.TestCase):
         self.assertEqual({digest for _, digest, _ in two + four}, {two[0][1]})
 
     def test_two_groups(self):
-        two = run(trained('tp-dp', tp=2, dp=2), 4)
+        two = undisturbed(4, tp=2, dp=2)
         self.check_noise(two, world=2)
 
         def work(_):
@@ -385,7 +397,7 @@ class Numbers(unittest.TestCase):
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
             return optimizer.last.grad_norm
-        norms, reference = run(work, 2), run(trained('tp-not-fully', tp=2), 2)
+        norms, reference = run(work, 2), undisturbed(2, tp=2)
         self.assertEqual(norms, [losses[STEPS - 1][1] for losses, *_ in reference])
 
     def test_rows_that_do_not_come_out_even_and_parameters_in_bf16(self):
@@ -456,13 +468,13 @@ class Kills(unittest.TestCase):
         def fault(o, step, where):
             if (o.group, os.environ['RANK'], step, where) == (1, '1', 2, 'before') and o.starts == 1:
                 kill_here()
-        self.check('kill-tp', run(trained('kill-none', tp=2, dp=2), 4), fault, tp=2)
+        self.check('kill-tp', undisturbed(4, tp=2, dp=2), fault, tp=2)
 
     def test_a_stage(self):
         def fault(o, step, where):
             if (o.group, os.environ['RANK'], step, where) == (1, '0', 3, 'begin') and o.starts == 1:
                 kill_here()
-        self.check('kill-pp', run(trained('kill-pp-none', dp=2, pieces=2, grads='step'), 2), fault, pp=2, pieces=2)
+        self.check('kill-pp', undisturbed(2, dp=2, pieces=2, grads='step'), fault, pp=2, pieces=2)
 
     def all_in(self, name):
         """The second group is killed where it waits for the first, which ends the step when that computes it again."""
@@ -481,7 +493,7 @@ class Kills(unittest.TestCase):
         return fault
 
     def test_what_is_in_may_be_counted_meanwhile(self):
-        self.check('kill-in', run(trained('kill-in-none', tp=2, dp=2), 4), self.all_in('in'), tp=2)
+        self.check('kill-in', undisturbed(4, tp=2, dp=2), self.all_in('in'), tp=2)
 
     def test_ranks_that_begin_at_different_steps(self):
         attached, name = attach.attached, 'apart'
@@ -503,7 +515,7 @@ class Kills(unittest.TestCase):
         groups = run(work, 2, groups=2, starts=starts)
         self.assertEqual(starts, [1, 2])
         self.assertEqual({digest for group in groups for _, digest, _ in group},
-                         {run(trained('kill-apart-none', tp=2, dp=2), 4)[0][1]})
+                         {undisturbed(4, tp=2, dp=2)[0][1]})
         self.assertEqual([sorted(losses) for losses, *_ in groups[1]], [[3, 4]] * 2)
 
 
@@ -533,13 +545,13 @@ class Kills(unittest.TestCase):
         answers = run(work, 2, starts=starts)
         self.assertEqual(starts, [2])
         self.assertEqual([sorted(losses) for losses, *_ in answers], [[2, 3, 4]] * 2)
-        self.assertEqual(answers[0][1], run(trained('goes-back-none', tp=2), 2)[0][1])
+        self.assertEqual(answers[0][1], undisturbed(2, tp=2)[0][1])
 
     def test_a_daemon(self):
         def fault(o, step, where):
             if (step, where, os.environ['RANK']) == (2, 'before', '0'):
                 kill_daemon()
-        reference = run(trained('kill-daemon-none', tp=2), 2)
+        reference = undisturbed(2, tp=2)
         self.assertEqual(run(trained('kill-daemon', tp=2, fault=fault), 2)[0][:2], reference[0][:2])
 
 
