@@ -69,7 +69,10 @@ start() {
     started+=($!)
     disown
 }
-say() { (on "${nodes%% *}" "$@"); }
+# say COMMAND...: of the controller, as if on its host.
+say() {
+    nsenter --target "${controller:?}" --net --uts --mount env SLURM_CONF="$work/slurm.conf" "$@"
+}
 # start_node NODE
 start_node() {
     start "$1" "slurmd$1" slurmd -D -f "$work/slurm.conf"
@@ -135,6 +138,7 @@ slurm_begin() {
     disown
     soon "munged" [ -S "$work/run/munge.sock" ]
     start "${nodes%% *}" ctld slurmctld -D -f "$work/slurm.conf"
+    controller=${started[-1]}
     for node in $nodes; do
         start_node "$node"
     done

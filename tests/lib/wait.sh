@@ -19,17 +19,19 @@ expect() {
 }
 
 # soon COMPLAINT COMMAND...: until that is so. A look starts as few processes as it can, and rests three times as long
-# as it took, half a second at most: what it waits for wants the processors, too.
+# as it took, or a twentieth of what the wait has taken, half a second at most: what it waits for wants the processors, too.
 soon() {
     soon_complaint=$1
     read -r soon_now _ </proc/uptime
     soon_at=${soon_now%.*}${soon_now#*.} # in hundredths of a second
-    soon_end=$((soon_at + 100 * limit_s))
+    soon_begin=$soon_at
     shift
     until "$@"; do
         read -r soon_now _ </proc/uptime
-        soon_rest=$((3 * (${soon_now%.*}${soon_now#*.} - soon_at)))
-        [ $((soon_at + soon_rest / 3)) -lt $soon_end ] || fail "$soon_complaint"
+        soon_waited=$((${soon_now%.*}${soon_now#*.} - soon_begin))
+        [ $soon_waited -lt $((100 * limit_s)) ] || fail "$soon_complaint"
+        soon_rest=$((3 * (soon_begin + soon_waited - soon_at)))
+        [ $((20 * soon_rest)) -ge $soon_waited ] || soon_rest=$((soon_waited / 20))
         if [ $soon_rest -ge 50 ]; then
             sleep 0.5
         elif [ $soon_rest -ge 10 ]; then
