@@ -19,13 +19,8 @@ die() { say "$*"; exit 2; }
 keep=no
 [ "${1:-}" != --keep ] || { keep=yes; shift; }
 usage="usage: bare.sh [--keep] debian|ubuntu [COMMAND...]"
-certificates=/etc/ssl/certs/ca-certificates.crt
 case ${1:-} in
-debian) suite=bookworm mirror=http://deb.debian.org/debian suites="bookworm bookworm-updates" parts=main ;;
-ubuntu)
-    suite=noble mirror=http://archive.ubuntu.com/ubuntu suites="noble noble-updates noble-security"
-    parts="main universe"
-    ;;
+debian | ubuntu) system=$1 ;;
 "") die "$usage" ;;
 --help | -h)
     sed -n '2,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "$0"
@@ -33,37 +28,11 @@ ubuntu)
     ;;
 *) die "unknown system '$1'; $usage" ;;
 esac
-bare=${BARE_DIR:-/var/tmp}/shardd-bare-$1
+bare=${BARE_DIR:-/var/tmp}/shardd-bare-$system
 shift
 [ $# -gt 0 ] || set -- scripts/demo.sh --steps 60
 [ "$(id -u)" = 0 ] || die "a bare root needs root: sudo scripts/bare.sh ..."
 command -v debootstrap >/dev/null || die "no debootstrap here: apt-get install debootstrap"
-
-make_root() {
-    local options=(--variant=minbase "--components=${parts// /,}") scripts=/usr/share/debootstrap/scripts script=
-    if [ ! -e "$scripts/$suite" ]; then # of a system that this debootstrap does not know yet, nor its keys
-        script=$scripts/gutsy
-        options+=(--no-check-gpg)
-    fi
-    debootstrap "${options[@]}" "$suite" "$bare" "$mirror" ${script:+"$script"}
-    for suite in $suites; do echo "deb $mirror $suite $parts"; done >"$bare/etc/apt/sources.list"
-    # How this machine gets packages.
-    cp /etc/apt/apt.conf.d/* "$bare/etc/apt/apt.conf.d/" 2>/dev/null || true
-    cp /etc/pip.conf "$bare/etc/" 2>/dev/null || true
-    mkdir -p "$bare/usr/local/share/ca-certificates" "$bare/etc/ssl/certs"
-    cp "$certificates" "$bare/usr/local/share/ca-certificates/this-machine.crt"
-    cp "$certificates" "$bare/$certificates"
-    chroot "$bare" apt-get update
-    git clone -q "$root" "$bare/shardd"
-}
-
-# As a job: in a condition it would not end at its first failure.
-make() {
-    say "debootstrap $suite in $bare ..."
-    mkdir -p "$logs"
-    make_root >"$logs/bare.log" 2>&1 </dev/null &
-    wait $! || { tail -n 20 "$logs/bare.log" >&2; die "no such root; all of it: $logs/bare.log"; }
-}
 
 # In the new namespaces. A root that is a mount, as tests make namespaces in it and mount over it.
 # shellcheck disable=SC2016
@@ -94,7 +63,11 @@ if [ "$keep" = yes ] && [ ! -L "$bare" ] && [ -O "$bare" ] && [ -d "$bare/shardd
 else
     rm -rf --one-file-system "$bare"
     mkdir "$bare"
-    make
+    mkdir -p "$logs"
+    say "debootstrap of $system in $bare ..."
+    bare_root "$system" "$bare" >"$logs/bare.log" 2>&1 </dev/null ||
+        { tail -n 20 "$logs/bare.log" >&2; die "no such root; all of it: $logs/bare.log"; }
+    git clone -q "$root" "$bare/shardd"
 fi
 cp -L /etc/resolv.conf /etc/hosts "$bare/etc/"
 say "running in $bare: $*"

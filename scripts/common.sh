@@ -23,6 +23,38 @@ step() {
     say "$name: $((SECONDS - start)) s"
 }
 
+# bare_root debian|ubuntu DIR: a Debian 12 or an Ubuntu 24.04 there, by debootstrap, that gets packages as this
+# machine does; false where it cannot be made.
+bare_root() {
+    local dir=$2 suite mirror suites parts options script='' certificates=/etc/ssl/certs/ca-certificates.crt
+    case $1 in
+    debian)
+        suite=bookworm mirror=http://deb.debian.org/debian
+        suites="bookworm bookworm-updates" parts=main
+        ;;
+    ubuntu)
+        suite=noble mirror=http://archive.ubuntu.com/ubuntu
+        suites="noble noble-updates noble-security" parts="main universe"
+        ;;
+    *) return 2 ;;
+    esac
+    options=(--variant=minbase "--components=${parts// /,}")
+    if [ ! -e "/usr/share/debootstrap/scripts/$suite" ]; then # of a system that this debootstrap does not know yet, nor its keys
+        script=/usr/share/debootstrap/scripts/gutsy
+        options+=(--no-check-gpg)
+    fi
+    debootstrap "${options[@]}" "$suite" "$dir" "$mirror" ${script:+"$script"} || return 1
+    for suite in $suites; do echo "deb $mirror $suite $parts"; done >"$dir/etc/apt/sources.list" || return 1
+    cp /etc/apt/apt.conf.d/* "$dir/etc/apt/apt.conf.d/" 2>/dev/null || true
+    cp /etc/pip.conf "$dir/etc/" 2>/dev/null || true
+    if [ -e "$certificates" ]; then
+        mkdir -p "$dir/usr/local/share/ca-certificates" "$dir/etc/ssl/certs" &&
+            cp "$certificates" "$dir/usr/local/share/ca-certificates/this-machine.crt" &&
+            cp "$certificates" "$dir/$certificates" || return 1
+    fi
+    cp -L /etc/resolv.conf /etc/hosts "$dir/etc/" && chroot "$dir" apt-get update
+}
+
 # cached PRESET VARIABLE: its value in that build's cache; empty when there is none.
 cached() {
     sed -n "s/^$2:[A-Z]*=//p" "$root/build/$1/CMakeCache.txt" 2>/dev/null || true

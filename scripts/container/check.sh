@@ -7,12 +7,13 @@
 # linked. It knows FROM, COPY, RUN, ENV, WORKDIR, USER, VOLUME, HEALTHCHECK, ENTRYPOINT and CMD, and ends
 # at anything else. --dir: where the roots go (a new directory below /var/tmp); --keep: they stay.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/../common.sh"
+cd "$root"
 recipe=scripts/container/Dockerfile
 dir=
 keep=no
 
-say() { echo "check.sh: $*" >&2; }
 die() { say "$*"; exit 1; }
 
 while [ $# -gt 0 ]; do
@@ -72,13 +73,8 @@ new_root() { # new_root FROM STAGE
     [ "$1" = debian:12-slim ] || die "FROM $1: neither debian:12-slim nor a stage"
     if [ ! -d "$dir/debian" ]; then
         say "debootstrap bookworm"
-        debootstrap --variant=minbase bookworm "$dir/debian" >"$dir/debootstrap.log" 2>&1 ||
+        bare_root debian "$dir/debian" >"$dir/debootstrap.log" 2>&1 </dev/null ||
             die "see $(tail -n 5 "$dir/debootstrap.log")"
-        # How this machine gets packages.
-        cp /etc/apt/apt.conf.d/* "$dir/debian/etc/apt/apt.conf.d/" 2>/dev/null || true
-        cp /etc/apt/sources.list "$dir/debian/etc/apt/" 2>/dev/null || true
-        cp /etc/apt/sources.list.d/* "$dir/debian/etc/apt/sources.list.d/" 2>/dev/null || true
-        cp /etc/resolv.conf "$dir/debian/etc/resolv.conf"
     fi
     cp -a "$dir/debian" "$dir/$2"
     : >"$dir/$2.env"
