@@ -94,7 +94,7 @@ static void enter(struct turn *t, enum turn_state state)
 static void prepare_all(struct turn *t)
 {
     t->settings.count = t->guard.count = 0;
-    t->counted = t->measured = false;
+    t->counted = false;
     t->naming = NAMING_NOT;
     enter(t, TURN_PREPARING);
 }
@@ -108,7 +108,7 @@ void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update)
     t->update.args.settings = &t->settings;
     t->update.args.guard = &t->guard;
     t->decided = (struct decided){ 0 };
-    t->lost = false;
+    t->lost = t->measured = false;
     prepare_all(t);
 }
 
@@ -230,6 +230,7 @@ static int derive(struct turn *t, struct shd_err *e)
         return err_set(
             e, SHD_EINTERNAL,
             "no owner has the decision of step %" PRIu64 " on record, and one is past it", t->step);
+    t->measured = false;
     const int r = decide(&t->update.args, &t->decided, e);
     if (r != SHD_OK)
         return r;
@@ -502,9 +503,16 @@ uint64_t turn_step(const struct turn *t)
     return t->step;
 }
 
+/* A link that was lost asks once more: also in the moment in which a loss has the turn prepare
+ * again. */
+static bool is_decided(const struct turn *t)
+{
+    return t->state == TURN_COMMITTING || t->state == TURN_DONE || t->lost;
+}
+
 const struct decision *turn_decision(const struct turn *t)
 {
-    CHECK(t->state == TURN_COMMITTING || t->state == TURN_DONE || t->lost);
+    CHECK(is_decided(t));
     return &t->decided.decision;
 }
 
@@ -522,7 +530,7 @@ uint32_t turn_part_sums(const struct turn *t)
 
 double turn_norm(const struct turn *t)
 {
-    CHECK(t->state == TURN_COMMITTING || t->state == TURN_DONE);
+    CHECK(is_decided(t));
     return t->decided.grad_norm;
 }
 

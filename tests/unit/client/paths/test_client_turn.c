@@ -922,6 +922,41 @@ TEST(who_is_left_is_asked_anew_until_the_decision_is_on_record)
     EXPECT_EQ(turn_state(t), TURN_DONE);
 }
 
+/* A commit on its way is asked for once more where its link is new, and that may be in the moment
+ * in which a host is lost: it is the same one, with all that owner 0 keeps of the step. */
+TEST(what_was_to_be_committed_stays_while_a_loss_has_all_asked_anew)
+{
+    static struct memory memory;
+    static const uint8_t watched[MANY];
+    static const uint32_t column[MANY] = { [170] = 1 };
+    struct unit_owner owners[2] = { OWNER(0, 170, true), OWNER(0, 170, true) };
+    double norms[1] = { 0 };
+    struct shd_err e = { 0 };
+    struct turn *t = turn_of_pairs(&memory, 1);
+    struct turn_update update = naming_update();
+    update.watched = watched;
+    update.column = column;
+    update.norms = norms;
+    update.columns = 1;
+    turn_begin(t, 0, &update);
+    run_units(t, owners, UINT32_MAX);
+    EXPECT_EQ(turn_state(t), TURN_COMMITTING);
+    const struct decision was = *turn_decision(t);
+    const double norm = turn_norm(t), of_unit = norms[0];
+    EXPECT(turn_unit_norms(t) == norms && of_unit > 0);
+    turn_lose(t, 1);
+    EXPECT_EQ(turn_state(t), TURN_PREPARING);
+    EXPECT(decision_equal(turn_decision(t), &was) && turn_norm(t) == norm);
+    EXPECT(turn_unit_norms(t) == norms && norms[0] == of_unit);
+    /* What owner 0 has recorded by then counts, without norms that this turn has not measured. */
+    struct wire_prepared p = prepare_units(&owners[0], 0);
+    p.has_decision = true;
+    p.decision = was;
+    EXPECT_OK(turn_prepared(t, 0, &p, &e), &e);
+    EXPECT_EQ(turn_state(t), TURN_COMMITTING);
+    EXPECT(turn_unit_norms(t) == NULL);
+}
+
 /* It was the one that is past the step: nobody is any more, so it is looked at again. */
 TEST(settling_with_who_alone_has_the_decision_lost_is_over)
 {
