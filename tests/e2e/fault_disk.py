@@ -7,6 +7,7 @@ what is wrong (exit 1); exit 77 where nobody may mount a small disk. It is mount
 program and its children see it.
 """
 import argparse
+import contextlib
 import os
 import re
 import signal
@@ -50,7 +51,11 @@ def fill(path):
 def keeps(pid, name):
     """Whether that keeper has such a segment."""
     files = f'/proc/{pid}/fd'
-    return any(name in os.readlink(os.path.join(files, fd)) for fd in os.listdir(files))
+    for fd in os.listdir(files):
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            if name in os.readlink(os.path.join(files, fd)):
+                return True
+    return False
 
 
 def shardctl(o, *words):
