@@ -39,7 +39,8 @@ bare_root() {
     *) return 2 ;;
     esac
     options=(--variant=minbase "--components=${parts// /,}")
-    if [ ! -e "/usr/share/debootstrap/scripts/$suite" ]; then # of a system that this debootstrap does not know yet, nor its keys
+    # A system that this debootstrap does not know yet, nor its keys.
+    if [ ! -e "/usr/share/debootstrap/scripts/$suite" ]; then
         script=/usr/share/debootstrap/scripts/gutsy
         options+=(--no-check-gpg)
     fi
