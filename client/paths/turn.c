@@ -36,6 +36,7 @@ struct turn {
     struct decided decided;
     enum turn_naming naming;
     bool lost;                      /* somebody, since it began */
+    bool has_decided;               /* it was COMMITTING */
     bool counted;                   /* owner 0 has committed: decided.decision is what counts */
     struct turn_owner *owner;       /* [members], behind the turn */
     struct wire_prepared *prepared; /* [members], behind that */
@@ -84,6 +85,7 @@ static uint32_t count_asked(const struct turn *t)
 static void enter(struct turn *t, enum turn_state state)
 {
     t->state = state;
+    t->has_decided = t->has_decided || state == TURN_COMMITTING;
     t->missing = 0;
     for (uint32_t i = 0; i < t->members; i++) {
         t->owner[i].asked = t->owner[i].in = false;
@@ -108,7 +110,7 @@ void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update)
     t->update.args.settings = &t->settings;
     t->update.args.guard = &t->guard;
     t->decided = (struct decided){ 0 };
-    t->lost = t->measured = false;
+    t->lost = t->has_decided = t->measured = false;
     prepare_all(t);
 }
 
@@ -503,16 +505,9 @@ uint64_t turn_step(const struct turn *t)
     return t->step;
 }
 
-/* A link that was lost asks once more: also in the moment in which a loss has the turn prepare
- * again. */
-static bool is_decided(const struct turn *t)
-{
-    return t->state == TURN_COMMITTING || t->state == TURN_DONE || t->lost;
-}
-
 const struct decision *turn_decision(const struct turn *t)
 {
-    CHECK(is_decided(t));
+    CHECK(t->has_decided);
     return &t->decided.decision;
 }
 
@@ -530,7 +525,7 @@ uint32_t turn_part_sums(const struct turn *t)
 
 double turn_norm(const struct turn *t)
 {
-    CHECK(is_decided(t));
+    CHECK(t->has_decided);
     return t->decided.grad_norm;
 }
 

@@ -99,8 +99,9 @@ int turn_committed(struct turn *t, uint32_t owner, const struct wire_committed *
 enum turn_state turn_state(const struct turn *t);
 uint64_t turn_step(const struct turn *t);
 
-/* What to commit: COMMITTING and DONE only, and what it was where a loss has it PREPARING again. As
- * long as nobody has committed it may still change to one that an owner had recorded. */
+/* What to commit: from COMMITTING on. It stays where the turn is OVER, or a loss has it PREPARING
+ * again: what is on its way may be asked once more in that moment. As long as nobody has committed
+ * it may still change to one that an owner had recorded. */
 const struct decision *turn_decision(const struct turn *t);
 
 double turn_norm(const struct turn *t); /* of the step's mean gradient, then */

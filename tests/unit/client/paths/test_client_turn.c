@@ -957,6 +957,29 @@ TEST(what_was_to_be_committed_stays_while_a_loss_has_all_asked_anew)
     EXPECT(turn_unit_norms(t) == NULL);
 }
 
+/* Owner 1 has not answered for long, and is asked once more as owner 2 says that the step is over:
+ * both may be read in one look at what has come. */
+TEST(what_was_to_be_committed_stays_where_the_step_is_over)
+{
+    static struct memory memory;
+    struct shd_err e = { 0 };
+    struct turn *t = turn_init(memory.bytes, 3, 3);
+    const struct turn_update update = update_of(0, 1);
+    const struct wire_prepared p = prepared_sum(9);
+    struct wire_committed c = { 0 };
+    turn_begin(t, 0, &update);
+    for (uint32_t i = 0; i < 3; i++)
+        EXPECT_OK(turn_prepared(t, i, &p, &e), &e);
+    const struct decision was = c.decision = *turn_decision(t);
+    const double norm = turn_norm(t);
+    EXPECT_OK(turn_committed(t, 0, &c, &e), &e);
+    c.over = true;
+    EXPECT_OK(turn_committed(t, 2, &c, &e), &e);
+    EXPECT_EQ(turn_state(t), TURN_OVER);
+    EXPECT(decision_equal(turn_decision(t), &was) && turn_norm(t) == norm);
+    EXPECT(turn_unit_norms(t) == NULL);
+}
+
 /* It was the one that is past the step: nobody is any more, so it is looked at again. */
 TEST(settling_with_who_alone_has_the_decision_lost_is_over)
 {
