@@ -632,6 +632,9 @@ void sim_worker_event(struct sim *s, struct sim_worker *w, const struct sim_even
 void sim_worker_enter(struct sim *s, struct sim_worker *w, enum sim_work work);
 const char *sim_work_name(enum sim_work work);
 bool sim_worker_give(struct sim *s, struct sim_worker *w, uint32_t owner, uint32_t unit);
+/* What the turn has a Prepare or a Commit say now: at first, and where it is sent anew. */
+void sim_worker_pack(const struct sim *s, const struct sim_worker *w, uint32_t daemon,
+                     struct sim_request *q);
 
 /* The newest states, and those that this owner must go through. */
 static inline const struct sim_line *sim_line(const struct sim *s)

@@ -88,8 +88,8 @@ plant(client/paths/turn.c [[
     if (t->state != TURN_COMMITTING || member == 0 || SIM_BUG(5))]])
 
 # Replicas: owner 0's is asked to commit with all others, and nobody anew where it has its place (80); what a lost
-# owner 0 has recorded alone counts (79), what was said beside a lost one still does (89), and who had a decision on
-# record must have it still (90).
+# owner 0 has recorded alone counts (79), what was said beside a lost one still does (89), who had a decision on
+# record must have it still (90), and a commit that is sent anew finds no norm in a turn that prepares again (93).
 plant(client/paths/turn.c [[
     return t->counted && (!replicated ||]] [[
     return t->counted && (!replicated || SIM_BUG(80) ||]])
@@ -105,6 +105,12 @@ plant(client/paths/turn.c [[
     } else if (undecided && !(SIM_BUG(80) && t->state == TURN_COMMITTING))
         prepare_all(t);]])
 plant(client/paths/turn.c [[!any_record(t) && t->lost)]] [[!any_record(t) && t->lost && !SIM_BUG(90))]])
+plant(client/paths/turn.c [[
+double turn_norm(const struct turn *t)
+{]] [[
+double turn_norm(const struct turn *t)
+{
+    CHECK(!SIM_BUG(93) || t->state != TURN_PREPARING);]])
 
 # Recovery takes the last gradient once more, under another number of operation (6); an operation's
 # number differs from one process to the next (8).

@@ -1,6 +1,6 @@
 /* A worker's connections to its daemons in the simulator; see sim.h. Requests are kept until
- * answered: sent again after a while with the same number, and in a new session with a new one.
- */
+ * answered: sent again after a while with the same number, and in a new session with a new one;
+ * what the turn says is what it says then. */
 #include <string.h>
 
 #include "tests/sim/sim.h"
@@ -39,6 +39,15 @@ static void write_slot(struct sim *s, const struct sim_link *l, uint32_t owner,
     struct sim_session *ses = &d->sessions[l->seat];
     if (d->alive && ses->id == l->session)
         ses->slot[c->request.slot] = c->tag;
+}
+
+/* As the client's hub does it. What a put commits is its own, and stays. */
+static void pack_anew(const struct sim *s, const struct sim_worker *w, uint32_t owner,
+                      struct sim_call *c)
+{
+    if (c->request.kind == SIM_PREPARE ||
+        (c->request.kind == SIM_COMMIT && c->request.decision.put == 0))
+        sim_worker_pack(s, w, owner, &c->request);
 }
 
 static void call_send(struct sim *s, struct sim_worker *w, uint32_t owner, struct sim_call *c)
@@ -148,7 +157,7 @@ bool sim_link_take_slot(struct sim_link *l, uint32_t *ret_slot)
     return false;
 }
 
-/* What was not answered goes to the new session, packed anew: as the client's hub does it. */
+/* What was not answered goes to the new session. */
 static void replay(struct sim *s, struct sim_worker *w, uint32_t owner)
 {
     struct sim_link *l = &w->link[owner];
@@ -158,8 +167,7 @@ static void replay(struct sim *s, struct sim_worker *w, uint32_t owner)
             continue;
         if (c->request.kind == SIM_RETURN && !c->request.none)
             CHECK(sim_link_take_slot(l, &c->request.slot));
-        if (c->request.kind == SIM_COMMIT && c->request.decision.put == 0)
-            c->request.decision = *turn_decision(w->turn);
+        pack_anew(s, w, owner, c);
         call_send(s, w, owner, c);
     }
 }
@@ -312,6 +320,7 @@ void sim_link_resend(struct sim *s, struct sim_worker *w)
             if (!c->used || s->now_ns < c->sent_ns + SIM_RESEND_NS)
                 continue;
             c->sent_ns = s->now_ns;
+            pack_anew(s, w, o, c);
             sim_link_send(s, w, o, c->seq, &c->request);
         }
     sim_worker_after(s, w, SIM_RESEND_NS / 2 + sim_below(s, SIM_RESEND_NS), EV_RESEND, 0);

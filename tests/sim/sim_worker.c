@@ -516,6 +516,19 @@ static void tell_norms(const struct sim_worker *w, struct sim_request *q)
         memcpy(q->unit_norms, norms, sizeof q->unit_norms);
 }
 
+void sim_worker_pack(const struct sim *s, const struct sim_worker *w, uint32_t daemon,
+                     struct sim_request *q)
+{
+    if (q->kind == SIM_PREPARE) {
+        q->unit_sums = turn_unit_sums(w->turn);
+        return;
+    }
+    q->decision = *turn_decision(w->turn);
+    q->norm = turn_norm(w->turn);
+    if (sim_member_of(s, w, daemon) % s->config.daemons == 0)
+        tell_norms(w, q);
+}
+
 static void turn_requests(struct sim *s, struct sim_worker *w)
 {
     uint32_t owner;
@@ -528,14 +541,7 @@ static void turn_requests(struct sim *s, struct sim_worker *w)
                                  .attempt = w->work == WORK_SETTLING ? w->owns[at] : w->attempt,
                                  .blob = sim_mix(turn_step(w->turn), 77) };
         q.put_line = w->work == WORK_SETTLING ? w->seen : w->rewound;
-        if (kind == TURN_COMMIT)
-            q.decision = *turn_decision(w->turn);
-        if (kind == TURN_COMMIT)
-            q.norm = turn_norm(w->turn);
-        else
-            q.unit_sums = turn_unit_sums(w->turn);
-        if (kind == TURN_COMMIT && owner % s->config.daemons == 0)
-            tell_norms(w, &q);
+        sim_worker_pack(s, w, at, &q);
         sim_link_ask(s, w, at, &q, 0);
         turn_asked(w->turn, owner, kind);
     }

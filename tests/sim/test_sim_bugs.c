@@ -114,10 +114,11 @@ static const struct {
     uint32_t bug;
     uint64_t seed;
 } noted[] = {
-    { 11, 50 },   { 13, 22 },   { 18, 66 },   { 20, 128 }, { 21, 104 },  { 30, 204 }, { 35, 297 },
-    { 51, 27 },   { 57, 29 },   { 61, 76 },   { 63, 26 },  { 67, 45 },   { 68, 26 },  { 71, 30 },
-    { 72, 45 },   { 73, 45 },   { 75, 73 },   { 76, 112 }, { 79, 125 },  { 80, 765 }, { 81, 492 },
-    { 82, 1123 }, { 83, 1140 }, { 85, 1029 }, { 86, 940 }, { 90, 1213 }, { 91, 288 }, { 92, 288 },
+    { 11, 50 },  { 13, 22 },   { 18, 66 },  { 20, 128 },  { 21, 104 },  { 30, 204 },
+    { 35, 297 }, { 51, 27 },   { 57, 29 },  { 61, 76 },   { 63, 26 },   { 67, 45 },
+    { 68, 26 },  { 71, 30 },   { 72, 45 },  { 73, 45 },   { 75, 73 },   { 76, 112 },
+    { 79, 125 }, { 80, 765 },  { 81, 492 }, { 82, 1123 }, { 83, 1140 }, { 85, 1029 },
+    { 86, 940 }, { 90, 1213 }, { 91, 288 }, { 92, 288 },  { 93, 55 },
 };
 
 /* The n-th seed to look with, from 0: the noted one, then 1, 2, … */
@@ -490,6 +491,11 @@ TEST(what_was_said_beside_a_lost_one_that_counts_is_found)
 TEST(record_asked_for_of_a_lost_owner_is_found)
 {
     find(90, "split", "P4", is_tiny);
+}
+
+TEST(norm_that_is_gone_as_a_commit_is_sent_anew_is_found)
+{
+    find(93, "split", "CHECK", NULL);
 }
 
 TEST(session_of_an_older_view_that_is_taken_in_is_found)
