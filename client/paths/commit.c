@@ -121,7 +121,7 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
     const bool prepare = state == TURN_PREPARING;
     const uint64_t start_ns = clock_now_ns();
     char what[48];
-    uint32_t owner;
+    uint32_t owner, anew = turn_anew(turn);
     enum turn_kind kind;
     snprintf(what, sizeof what, "%s of step %" PRIu64, prepare ? "Prepare" : "Commit",
              turn_step(turn));
@@ -137,7 +137,10 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
                            .ctx = t };
     int r = SHD_OK;
     while (r == SHD_OK && turn_state(turn) == state && round.err.code == SHD_OK) {
-        if (turn_next(turn, &owner, &kind)) {
+        if (turn_anew(turn) != anew) {
+            round_forget(&round, hub);
+            anew = turn_anew(turn);
+        } else if (turn_next(turn, &owner, &kind)) {
             r = round_ask(&round, &hub->links[owner], turn_step(turn), e);
             if (r == SHD_OK)
                 turn_asked(turn, owner, kind);
@@ -149,7 +152,7 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
         }
     }
     if (round.err.code == SHD_OK && turn_state(turn) != state) {
-        hub_forget(hub, &round); /* OVER: the others need not answer */
+        round_forget(&round, hub); /* OVER: the others need not answer */
         return r;
     }
     return round_finish(&round, hub, r, e);

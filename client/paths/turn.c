@@ -28,6 +28,7 @@ struct turn {
     uint32_t owners;
     uint32_t members; /* owners, then their replicas; or none */
     uint32_t missing; /* answers, in this state */
+    uint32_t anew;    /* so often all were asked once more */
     uint64_t step;
     struct turn_update update;
     enum turn_state state;
@@ -462,6 +463,7 @@ void turn_lose(struct turn *t, uint32_t member)
     const bool undecided = asking(t) && !t->counted;
     t->lost = true;
     *o = (struct turn_owner){ .lost = true };
+    t->anew += undecided;
     if (undecided)
         prepare_all(t);
     else if (missed && --t->missing == 0)
@@ -503,6 +505,11 @@ bool turn_has_lost(const struct turn *t, uint32_t member)
 uint64_t turn_step(const struct turn *t)
 {
     return t->step;
+}
+
+uint32_t turn_anew(const struct turn *t)
+{
+    return t->anew;
 }
 
 const struct decision *turn_decision(const struct turn *t)

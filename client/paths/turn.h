@@ -84,6 +84,10 @@ void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update)
 bool turn_next(const struct turn *t, uint32_t *ret_owner, enum turn_kind *ret_kind);
 void turn_asked(struct turn *t, uint32_t owner, enum turn_kind kind);
 
+/* How often a loss had it ask all once more, in this turn and before. What was asked until then is
+ * to be answered no more: a Prepare of before would be taken for the one that asks for units. */
+uint32_t turn_anew(const struct turn *t);
+
 /* What Prepare is to ask for: as in wire_prepare. */
 uint32_t turn_unit_sums(const struct turn *t);
 uint32_t turn_part_sums(const struct turn *t);

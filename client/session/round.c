@@ -195,13 +195,19 @@ int round_wait(struct round *round, struct hub *hub, uint64_t start_ns, struct s
     return r;
 }
 
+void round_forget(struct round *round, struct hub *hub)
+{
+    hub_forget(hub, round);
+    round->waiting = 0;
+}
+
 int round_finish(struct round *round, struct hub *hub, int asked, struct shd_err *e)
 {
     const uint64_t start_ns = clock_now_ns();
     int r = asked;
     while (r == SHD_OK && round_goes_on(round, hub))
         r = round_wait(round, hub, start_ns, e);
-    hub_forget(hub, round);
+    round_forget(round, hub);
     return r == SHD_OK ? err_copy(&round->err, e) : r;
 }
 

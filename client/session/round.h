@@ -43,6 +43,9 @@ int round_ask(struct round *round, struct link *link, uint64_t arg, struct shd_e
 int round_one(struct round *round, struct link *link, uint64_t arg, struct shd_err *e);
 int round_all(struct round *round, struct hub *hub, uint64_t arg, struct shd_err *e);
 
+/* Answers that are missing are not wanted any more; the round may go on with others. */
+void round_forget(struct round *round, struct hub *hub);
+
 /* Ask every link to let go of something, which ends with the session as well: those that are silent
  * for a second are hung up on. */
 void round_let_go(struct round *round, struct hub *hub);

@@ -279,6 +279,7 @@ enum sim_event_kind {
     EV_LOOK,  /* a worker's, at the view */
     EV_CLAIM, /* arg: the number of the one that counts */
     EV_HOSTS, /* who looks after hosts does so */
+    EV_POLLED,
 };
 
 struct sim_event {
@@ -460,6 +461,8 @@ struct sim_worker {
     uint32_t looks;
     struct turn *turn;
     double unit_norms[SIM_UNITS]; /* the turn's */
+    uint32_t anew; /* turn_anew(), as far as what it asked before is dropped; */
+    bool polls;    /* that is to come: it is in the middle of a look at its sockets */
     _Alignas(16) uint8_t turn_memory[65536];
     struct sim_link link[SIM_MEMBERS];
     struct sim_view view;

@@ -459,6 +459,7 @@ static void dispatch(struct sim *s, const struct sim_event *event)
     case EV_GUEST_AGAIN:
         sim_guest_event(s, event);
         return;
+    case EV_POLLED:
     case EV_LOOK:
     case EV_CLAIM:
     case EV_WAKE:

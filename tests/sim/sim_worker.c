@@ -529,10 +529,30 @@ void sim_worker_pack(const struct sim *s, const struct sim_worker *w, uint32_t d
         tell_norms(w, q);
 }
 
+/* A loss is seen in the middle of a look at the sockets: what was asked before is dropped at its
+ * end, and until then may be answered, or sent again. False: that is later. */
+static bool drop_old(struct sim *s, struct sim_worker *w)
+{
+    if (w->anew == turn_anew(w->turn))
+        return true;
+    if (!w->polls && sim_chance(s, 300)) {
+        w->polls = true;
+        sim_worker_after(s, w, sim_below(s, 50 * MS), EV_POLLED, 0);
+    }
+    if (w->polls)
+        return false;
+    w->anew = turn_anew(w->turn);
+    if (!SIM_BUG(94))
+        sim_link_forget_turn(w);
+    return true;
+}
+
 static void turn_requests(struct sim *s, struct sim_worker *w)
 {
     uint32_t owner;
     enum turn_kind kind;
+    if (!drop_old(s, w))
+        return;
     while (turn_next(w->turn, &owner, &kind) &&
            (s->config.replicas || w->link[w->view.at[owner]].up)) {
         const uint32_t at = w->view.at[owner];
@@ -753,6 +773,8 @@ void sim_worker_event(struct sim *s, struct sim_worker *w, const struct sim_even
         sim_link_resend(s, w);
     else if (event->kind == EV_LOOK || event->kind == EV_CLAIM)
         sim_view_event(s, w, event);
+    else if (event->kind == EV_POLLED)
+        w->polls = false;
     if (w->alive)
         run(s, w);
 }

@@ -5,11 +5,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/paths/map.h"
+#include "client/paths/turn.h"
+#include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
+#include "tests/lib/paired.h"
 
 #define STEPS     10u
 #define BAD       7u /* the batch whose gradients and loss are large */
@@ -338,6 +342,100 @@ TEST(owners_killed_around_the_commit_agree)
     }
 }
 #endif
+
+/* -- Hosts with replicas ----------------------------------------------------------------------- */
+
+static shd_session *connect_pair(void)
+{
+    char address[400];
+    shd_session *s;
+    snprintf(address, sizeof address, "%s?cpu0+cpu1", daemons.dir);
+    MUST_OK(try_connect(address, PATIENT_MS, &s, &e));
+    return s;
+}
+
+/* Steps with a rule of units in this process, the last one with the planted batch. */
+static double bound_here(char ret_hex[65], uint64_t steps)
+{
+    struct shd_result result = { .size = sizeof result };
+    struct shd_err e = { 0 };
+    shd_session *s = attach_here();
+    shd_model *m = open_toy(s, spec(rules[3]));
+    while (shd_step(m) < steps)
+        EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, &result, &e), &e);
+    digest_of(m, ret_hex);
+    shd_close(s);
+    return result.guard_bound;
+}
+
+static struct {
+    const shd_model *m;
+    void (*on_wait)(struct hub *hub, uint64_t start_ns, uint64_t now_ns);
+    bool out; /* host b */
+    int go;   /* the other worker's; -1: it was told */
+} waits;
+
+/* While Prepare waits for gradients host b is lost; then, when it was asked anew, they come. */
+static void lose_b(struct hub *hub, uint64_t start_ns, uint64_t now_ns)
+{
+    const struct link *a = &hub->links[0];
+    waits.on_wait(hub, start_ns, now_ns);
+    if (turn_state(waits.m->map->turn) != TURN_PREPARING || waits.go < 0)
+        return;
+    if (!waits.out)
+        paired_put_out("b");
+    waits.out = true;
+    if (!hub_lost(hub, 1) || a->state != LINK_UP || a->unsent > 0)
+        return;
+    EXPECT_EQ(write(waits.go, "", 1), 1);
+    waits.go = -1;
+}
+
+static pid_t other_of_pair(int go)
+{
+    char byte;
+    shd_model *m;
+    const pid_t pid = test_fork();
+    if (pid != 0)
+        return pid;
+    MUST(read(go, &byte, 1) == 1);
+    shd_session *s = connect_pair();
+    MUST_OK(shd_model_open(s, spec(rules[3]), &m, &e));
+    MUST(shd_step(m) == 1);
+    MUST_OK(train(m, LARGE, false, toy_all_micros + 2, 2, NULL, &e));
+    shd_close(s);
+    _exit(0);
+}
+
+/* What was asked before is answered as well, and must not be taken for the units' norms. */
+TEST(a_host_lost_while_gradients_are_waited_for_leaves_the_others)
+{
+    char want[65];
+    int go[2];
+    struct shd_err e = { 0 };
+    bound_here(want, 2);
+    EXPECT_EQ(pipe(go), 0);
+    fixture_start_kept(&daemons, 2, "");
+    paired_make(&daemons, 2);
+    const pid_t pid = other_of_pair(go[0]);
+    shd_session *s = connect_pair();
+    shd_model *m = open_toy(s, spec(rules[3]));
+    EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    waits.m = m;
+    waits.out = false;
+    waits.go = go[1];
+    waits.on_wait = s->hub->on_wait;
+    s->hub->on_wait = lose_b;
+    EXPECT_OK(train(m, LARGE, false, toy_all_micros, 2, NULL, &e), &e);
+    EXPECT_EQ(waits.go, -1);
+    expect_ended(pid);
+    expect_digest(m, want);
+    shd_close(s);
+    close(go[0]);
+    close(go[1]);
+    paired_remove(&daemons);
+    fixture_stop(&daemons);
+}
 
 /* -- Stopping ---------------------------------------------------------------------------------- */
 
