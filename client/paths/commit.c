@@ -279,13 +279,15 @@ static uint32_t micros_at(const struct shd_model *m, uint32_t owner)
  * things. */
 static int pass_on(struct shd_model *m, struct steps s, bool *ret_over, struct shd_err *e)
 {
-    const struct turn_update update = { .args = { .micro_batches = micros_at(m, s.behind) },
-                                        .recorded_only = true };
+    struct turn_update update = { .args = { .micro_batches = micros_at(m, s.behind) },
+                                  .recorded_only = true };
     size_t bytes;
     const uint32_t gone = count_gone(m);
     struct said *said = attempts_of(m);
     void *data = sys_malloc(SHD_BLOB_BYTES_MAX);
     int r = data != NULL && said != NULL ? SHD_OK : err_set(e, SHD_ENOMEM, "no memory for a blob");
+    if (r == SHD_OK)
+        r = watch_units(m, &update, e);
     if (r == SHD_OK)
         r = look_blob(m, s.ahead, data, SHD_BLOB_BYTES_MAX, &bytes, e);
     if (r == SHD_OK && count_gone(m) == gone) {

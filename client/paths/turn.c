@@ -45,6 +45,7 @@ struct turn {
     struct watch watch;
     double squares;       /* of the unit that is found */
     bool measured;        /* update.norms is of all units */
+    bool told;            /* likewise, as owner 0, or its replica, has them on record */
     uint32_t limit_count; /* of the page that is asked for: owner 0's */
     double limits[WIRE_UNIT_SUMS_MAX * GUARD_RULES_MAX];
 };
@@ -97,7 +98,7 @@ static void enter(struct turn *t, enum turn_state state)
 static void prepare_all(struct turn *t)
 {
     t->settings.count = t->guard.count = 0;
-    t->counted = false;
+    t->counted = t->told = false;
     t->naming = NAMING_NOT;
     enter(t, TURN_PREPARING);
 }
@@ -233,7 +234,7 @@ static int derive(struct turn *t, struct shd_err *e)
         return err_set(
             e, SHD_EINTERNAL,
             "no owner has the decision of step %" PRIu64 " on record, and one is past it", t->step);
-    t->measured = false;
+    t->measured = t->told;
     const int r = decide(&t->update.args, &t->decided, e);
     if (r != SHD_OK)
         return r;
@@ -378,6 +379,24 @@ static int take_said(struct turn *t, uint32_t owner, const struct wire_prepared 
                : guard_limits_unpack(prepared->guard.data, prepared->guard.bytes, &t->guard, e);
 }
 
+/* With a decision on record, what owner 0 keeps of units in that step. */
+static int take_norms(struct turn *t, uint32_t owner, const struct wire_prepared *prepared,
+                      struct shd_err *e)
+{
+    const struct wire_bytes *norms = &prepared->unit_norms;
+    if (owner % t->owners != 0 || !prepared->has_decision || norms->bytes == 0 ||
+        t->update.columns == 0)
+        return SHD_OK;
+    if (norms->bytes != t->update.columns * sizeof *t->update.norms)
+        return err_set(e, SHD_EPROTO,
+                       "%zu bytes are not the norms of the %" PRIu32
+                       " units that the guard has rules of",
+                       norms->bytes, t->update.columns);
+    memcpy(t->update.norms, norms->data, norms->bytes);
+    t->told = true;
+    return SHD_OK;
+}
+
 int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *prepared,
                   struct shd_err *e)
 {
@@ -401,12 +420,16 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
     }
     if (t->naming != NAMING_NOT && !prepared->has_decision)
         return name(t, owner, prepared, e);
+    r = take_norms(t, owner, prepared, e);
+    if (r != SHD_OK)
+        return r;
     t->prepared[owner] = *prepared;
     t->prepared[owner].settings = (struct wire_bytes){ 0 }; /* theirs go with the message */
     t->prepared[owner].settings_more = (struct wire_bytes){ 0 };
     t->prepared[owner].guard = (struct wire_bytes){ 0 };
     t->prepared[owner].unit_sums = (struct wire_bytes){ 0 };
     t->prepared[owner].unit_limits = (struct wire_bytes){ 0 };
+    t->prepared[owner].unit_norms = (struct wire_bytes){ 0 };
     take_in(t, owner);
     return t->missing == 0 || t->naming != NAMING_NOT ? derive(t, e) : SHD_OK;
 }

@@ -110,7 +110,8 @@ const struct decision *turn_decision(const struct turn *t);
 
 double turn_norm(const struct turn *t); /* of the step's mean gradient, then */
 
-/* What owner 0 is to keep of units, then: update.norms, or NULL. */
+/* What owner 0 is to keep of units, then: update.norms, or NULL. Of a decision that is on record as
+ * owner 0 has them, so that its replica gets them, too. */
 const double *turn_unit_norms(const struct turn *t);
 
 /* The result: DONE, or OVER (then only `over` says anything). */

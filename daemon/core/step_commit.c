@@ -94,6 +94,14 @@ uint32_t step_prepare_units(const struct step *s, uint32_t first, uint32_t count
     return step_unit_limits(s, first, count, ret_limits);
 }
 
+uint32_t step_prepare_norms(const struct step *s, uint64_t step, double *ret_norms)
+{
+    struct unit_window w;
+    if (!step_guard_window(s, &w) || (ret_norms != NULL && !unit_window_get(&w, step, ret_norms)))
+        return 0;
+    return w.columns;
+}
+
 static void write_window(struct step *s)
 {
     struct unit_window w;

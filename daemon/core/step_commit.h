@@ -27,6 +27,11 @@ int step_seen_units(struct step *s, const uint8_t *norms, size_t bytes, struct s
 uint32_t step_prepare_units(const struct step *s, uint32_t first, uint32_t count,
                             double *ret_limits);
 
+/* With the answer to one of a step with a decision, at owner 0: what was seen of its units, as
+ * step_seen_units() has it. Returns how many; 0: nothing is known. ret_norms NULL: only how many
+ * there can be. */
+uint32_t step_prepare_norms(const struct step *s, uint64_t step, double *ret_norms);
+
 enum step_committed {
     STEP_COMMITTED_FIRST, /* this call's decision was recorded */
     STEP_COMMITTED_AGAIN, /* an earlier one counts */

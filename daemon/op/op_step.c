@@ -253,6 +253,25 @@ static int add_sums(struct op *op, uint32_t limits)
     return req->part_sums == 0 ? add_limits(op, req->unit_sums - 1, count, limits) : SHD_OK;
 }
 
+/* A worker that passes the decision on tells owner 0's replica what the one before has not. */
+static int add_norms(struct op *op)
+{
+    const struct step *core = op->model->core;
+    const uint64_t step = op->req.prepare.step;
+    const uint32_t most = step_prepare_norms(core, step, /* ret_norms= */ NULL);
+    if (op->session->said.view == 0 || most == 0)
+        return SHD_OK;
+    double *norms = op_memory(op, most * sizeof *norms);
+    if (norms == NULL)
+        return SHD_ENOMEM;
+    free(op->work);
+    op->work = norms; /* freed with the op */
+    const uint32_t told = step_prepare_norms(core, step, norms);
+    op->reply.prepared.unit_norms = (struct wire_bytes){ (const uint8_t *)norms,
+                                                         told * sizeof *norms };
+    return SHD_OK;
+}
+
 static int op_prepare(struct op *op)
 {
     const struct wire_prepare *req = &op->req.prepare;
@@ -285,7 +304,9 @@ static int op_prepare(struct op *op)
     if (p.limit_count > 0)
         op->reply.prepared.guard = (struct wire_bytes){ (const uint8_t *)p.limits,
                                                         p.limit_count * sizeof *p.limits };
-    return req->unit_sums > 0 && !p.over && !p.has_decision ? add_sums(op, p.limit_count) : SHD_OK;
+    if (p.has_decision)
+        return add_norms(op);
+    return req->unit_sums > 0 && !p.over ? add_sums(op, p.limit_count) : SHD_OK;
 }
 
 const struct request request_prepare = { op_prepare, REQUEST_ROLE(WIRE_TRAINER) };

@@ -52,6 +52,16 @@ void unit_window_put(struct unit_window *w, uint64_t step, const void *norms)
     atomic_store_explicit(&w->row[place].tag, step + 1, memory_order_release);
 }
 
+bool unit_window_get(const struct unit_window *w, uint64_t step, double *ret_norms)
+{
+    uint32_t place = 0;
+    while (place < w->rows && tag_of(w, place) != step + 1)
+        place++;
+    for (uint32_t i = 0; place < w->rows && i < w->columns; i++)
+        ret_norms[i] = w->norm[(size_t)i * w->rows + place];
+    return place < w->rows;
+}
+
 double unit_window_limit(const struct unit_window *w, const struct guard_rule *rule,
                          uint64_t commits, uint32_t column)
 {

@@ -11,6 +11,7 @@
 #define SHD_UNIT_WINDOW_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,6 +37,10 @@ struct unit_window unit_window_at(void *memory, uint32_t rows, uint32_t columns)
 /* The step is about to be committed. norms: doubles, [columns], in any place; NULL: it does not
  * count. */
 void unit_window_put(struct unit_window *w, uint64_t step, const void *norms);
+
+/* What was put of the step. ret_norms: [columns]. False: its row is not there, for it did not
+ * count, or is long over. */
+bool unit_window_get(const struct unit_window *w, uint64_t step, double *ret_norms);
 
 /* The largest norm of the column's unit that passes in step `commits`; infinite: any does. */
 double unit_window_limit(const struct unit_window *w, const struct guard_rule *rule,

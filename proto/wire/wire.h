@@ -86,6 +86,7 @@ enum wire_level {
     WIRE_LEVEL_FORCES, /* Restore.force */
     WIRE_LEVEL_VIEWS,  /* Hello.view */
     WIRE_LEVEL_MOVES,  /* Move, Restore.beside */
+    WIRE_LEVEL_NORMS,  /* Prepared.unit_norms */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -502,6 +503,7 @@ struct wire_prepared {
     uint32_t unit_sums_from;       /* as asked; 0: they are not there */
     uint32_t part_sums_from;       /* likewise */
     struct wire_bytes unit_limits; /* doubles, in any place: watch_own() of each unit */
+    struct wire_bytes unit_norms;  /* with a decision: as in wire_commit; empty: not told */
 };
 struct wire_committed {
     uint64_t step;

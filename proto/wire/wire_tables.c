@@ -376,6 +376,8 @@ static const struct wire_field prepared_fields[] = {
     ROW(prepared, part_sums_from, .form = WIRE_UP_TO, .max = SHD_MICROS_MAX, SINCE(AUDITS)),
     ROW(prepared, unit_limits, .max = sizeof(double) * WIRE_UNIT_SUMS_MAX * GUARD_RULES_MAX,
         .multiple = sizeof(double), NEEDED_SINCE(AUDITS)),
+    ROW(prepared, unit_norms, .max = GUARD_COLUMNS_MAX * sizeof(double), .multiple = sizeof(double),
+        SINCE(NORMS)),
 };
 static const struct wire_field committed_fields[] = { ANY(committed, step), DECISION(committed),
                                                       ANY(committed, over) };

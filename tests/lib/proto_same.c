@@ -199,8 +199,8 @@ static bool same_prepared(const struct wire_prepared *a, const struct wire_prepa
            a->has_decision == b->has_decision && a->reported == b->reported &&
            same_bytes(a->settings, b->settings) && same_bytes(a->settings_more, b->settings_more) &&
            same_bytes(a->guard, b->guard) && same_bytes(a->unit_sums, b->unit_sums) &&
-           same_bytes(a->unit_limits, b->unit_limits) && a->unit_sums_from == b->unit_sums_from &&
-           a->part_sums_from == b->part_sums_from &&
+           same_bytes(a->unit_limits, b->unit_limits) && same_bytes(a->unit_norms, b->unit_norms) &&
+           a->unit_sums_from == b->unit_sums_from && a->part_sums_from == b->part_sums_from &&
            (!a->has_decision || same_decision(a->decision, b->decision));
 }
 

@@ -527,6 +527,7 @@ static void random_prepared(uint64_t *seed, struct wire_prepared *p)
     p->part_sums_from = random_u32(seed, 0, SHD_MICROS_MAX);
     p->unit_limits = random_bytes(seed, WIRE_UNIT_SUMS_MAX * GUARD_RULES_MAX * sizeof(double),
                                   sizeof(double));
+    p->unit_norms = random_bytes(seed, GUARD_COLUMNS_MAX * sizeof(double), sizeof(double));
     if (p->has_decision)
         p->decision = random_decision(seed);
 }

@@ -224,6 +224,7 @@ struct sim_reply {
     double limits[SIM_LIMITS];                   /* with prepared.guard.bytes > 0 */
     uint8_t unit_sums[SIM_UNITS * FIXSUM_BYTES]; /* with prepared.unit_sums.bytes > 0 */
     double unit_limits[SIM_UNITS];               /* with prepared.unit_limits.bytes > 0 */
+    double unit_norms[SIM_UNITS];                /* with prepared.unit_norms.bytes > 0 */
 };
 /* Rates that a decision of the simulator has at most, and no eps; without the room for more,
  * replies are kept. */
@@ -278,8 +279,8 @@ enum sim_event_kind {
     EV_GUEST_GONE,
     EV_LOOK,  /* a worker's, at the view */
     EV_CLAIM, /* arg: the number of the one that counts */
-    EV_HOSTS, /* who looks after hosts does so */
     EV_POLLED,
+    EV_HOSTS, /* who looks after hosts does so */
 };
 
 struct sim_event {
@@ -460,9 +461,9 @@ struct sim_worker {
     bool no_put;         /* the step has begun without one */
     uint32_t looks;
     struct turn *turn;
-    double unit_norms[SIM_UNITS]; /* the turn's */
     uint32_t anew; /* turn_anew(), as far as what it asked before is dropped; */
     bool polls;    /* that is to come: it is in the middle of a look at its sockets */
+    double unit_norms[SIM_UNITS]; /* the turn's */
     _Alignas(16) uint8_t turn_memory[65536];
     struct sim_link link[SIM_MEMBERS];
     struct sim_view view;

@@ -50,8 +50,10 @@ static void keep(struct replies *replies, uint64_t seq, const struct sim_reply *
 {
     uint8_t frame[REPLIES_BYTES_MAX];
     const size_t head = reply_head(r), tail = SIM_KEPT_BYTES - head;
-    if (r->kind == SIM_PREPARE &&
-        r->prepared.settings.bytes + r->prepared.guard.bytes + r->prepared.unit_sums.bytes > 0) {
+    if (r->kind == SIM_PREPARE && r->prepared.settings.bytes + r->prepared.guard.bytes +
+                                          r->prepared.unit_sums.bytes +
+                                          r->prepared.unit_norms.bytes >
+                                      0) {
         replies_keep(replies, seq, NULL, sizeof frame + 1); /* it will be served again */
         return;
     }
@@ -292,6 +294,13 @@ static void tell_units(const struct sim *s, const struct sim_daemon *d, const st
     r->prepared.unit_limits.bytes = told * sizeof *limits;
 }
 
+static void tell_norms(const struct sim *s, const struct sim_daemon *d, struct sim_reply *r)
+{
+    if (s->config.replicas && r->prepared.has_decision && !SIM_BUG(95))
+        r->prepared.unit_norms.bytes = sizeof *r->unit_norms *
+                                       step_prepare_norms(d->core, r->prepared.step, r->unit_norms);
+}
+
 static void ask_again(struct sim *s, struct sim_daemon *d, uint32_t kinds);
 
 void sim_daemon_wake(struct sim *s)
@@ -365,6 +374,7 @@ static bool try_prepare(struct sim *s, struct sim_daemon *d, struct sim_session 
     if (r == SHD_OK) {
         reply = prepared_reply(&p);
         tell_units(s, d, wait, &reply);
+        tell_norms(s, d, &reply);
     }
     answer(s, d, ses, wait->seq, &reply);
     return true;

@@ -31,7 +31,6 @@
  *   puts           owner 0's replica refuses one that owner 0 has taken where gradients came to it
  *                  first, as owner 0 may, and says how many micro-batches follow by itself;
  *   settings       likewise: those that are set between two commits are of one of the two;
- *   guards of units  a replica that is passed a decision on is not told the units' norms;
  *   rewinds, guests  owner 0 goes alone, and guests ask owners only.
  */
 #ifndef SHD_SIM_REPLICA_H

@@ -54,8 +54,6 @@ static void replicate(struct sim *s, struct sim_config *c)
     c->hosts = sim_chance(s, 600) ? 2 : 3;
     c->patience_ns = patience[sim_below(s, ARRAY_SIZE(patience))];
     c->puts = c->sets = c->guests = c->rewinds = false;
-    if (c->guard == SIM_GUARD_UNITS)
-        c->guard = SIM_GUARD_SCORES;
 }
 
 struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t seed)
@@ -459,9 +457,9 @@ static void dispatch(struct sim *s, const struct sim_event *event)
     case EV_GUEST_AGAIN:
         sim_guest_event(s, event);
         return;
-    case EV_POLLED:
     case EV_LOOK:
     case EV_CLAIM:
+    case EV_POLLED:
     case EV_WAKE:
     case EV_COMPUTED:
     case EV_RESEND:

@@ -627,6 +627,7 @@ static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg
         prepared.guard.data = (const uint8_t *)r->limits;
         prepared.unit_sums.data = r->unit_sums;
         prepared.unit_limits.data = (const uint8_t *)r->unit_limits;
+        prepared.unit_norms.data = (const uint8_t *)r->unit_norms;
         status = turn_prepared(w->turn, member, &prepared, &e);
     }
     if (status == SHD_OK && r->kind == SIM_COMMIT)

@@ -118,7 +118,7 @@ static const struct {
     { 35, 297 }, { 51, 27 },   { 57, 29 },  { 61, 76 },   { 63, 26 },   { 67, 45 },
     { 68, 26 },  { 71, 30 },   { 72, 45 },  { 73, 45 },   { 75, 73 },   { 76, 112 },
     { 79, 125 }, { 80, 765 },  { 81, 492 }, { 82, 1123 }, { 83, 1140 }, { 85, 1029 },
-    { 86, 940 }, { 90, 1213 }, { 91, 288 }, { 92, 288 },  { 93, 55 },
+    { 86, 940 }, { 90, 1213 }, { 91, 288 }, { 92, 288 },  { 93, 132 },
 };
 
 /* The n-th seed to look with, from 0: the noted one, then 1, 2, … */
@@ -495,7 +495,22 @@ TEST(record_asked_for_of_a_lost_owner_is_found)
 
 TEST(norm_that_is_gone_as_a_commit_is_sent_anew_is_found)
 {
-    find(93, "split", "CHECK", NULL);
+    find(93, "split", "CHECK", is_tiny);
+}
+
+static void watches_units(struct sim_config *c)
+{
+    c->guard = SIM_GUARD_UNITS;
+}
+
+TEST(answer_of_before_a_loss_that_is_taken_for_units_is_found)
+{
+    find(94, "links", "P4", watches_units);
+}
+
+TEST(norms_that_a_replica_is_not_told_are_found)
+{
+    find(95, "hosts", "P1", watches_units);
 }
 
 TEST(session_of_an_older_view_that_is_taken_in_is_found)

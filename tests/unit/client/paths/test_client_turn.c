@@ -957,6 +957,52 @@ TEST(what_was_to_be_committed_stays_while_a_loss_has_all_asked_anew)
     EXPECT(turn_unit_norms(t) == NULL);
 }
 
+/* Who dies behind the commit at owner 0 has not told its replica. */
+TEST(norms_that_owner_0_has_on_record_are_told_its_replica)
+{
+    const double norms[3] = { 1, 0, 3 };
+    const struct turn_update update = { .args = { .micro_batches = 2 },
+                                        .recorded_only = true,
+                                        .columns = 3,
+                                        .norms = (double[3]){ 0 } };
+    for (uint32_t skips = 0; skips < 2; skips++)
+        for (uint32_t from = 0; from < 3; from++) { /* 1 is owner 1, which keeps none */
+            static struct memory memory;
+            struct shd_err e = { 0 };
+            struct turn *t = turn_of_pairs(&memory, 2);
+            turn_begin(t, 0, &update);
+            for (uint32_t i = 0; i < 4; i++) {
+                struct wire_prepared p = prepared_sum(1);
+                p.has_decision = i == from;
+                p.decision.skip = skips == 1;
+                if (i == from)
+                    p.unit_norms = (struct wire_bytes){ (const uint8_t *)norms, sizeof norms };
+                EXPECT_OK(turn_prepared(t, i, &p, &e), &e);
+            }
+            EXPECT_EQ(turn_state(t), TURN_COMMITTING);
+            EXPECT(turn_unit_norms(t) == (from == 1 || skips == 1 ? NULL : update.norms));
+            if (from != 1)
+                EXPECT(memcmp(update.norms, norms, sizeof norms) == 0);
+        }
+}
+
+TEST(norms_of_other_units_are_refused)
+{
+    static struct memory memory;
+    struct shd_err e = { 0 };
+    double norms[3] = { 0 };
+    const struct turn_update update = {
+        .args = { .micro_batches = 2 }, .recorded_only = true, .columns = 3, .norms = norms
+    };
+    struct turn *t = turn_of_pairs(&memory, 1);
+    struct wire_prepared p = prepared_sum(1);
+    p.has_decision = true;
+    p.unit_norms = (struct wire_bytes){ (const uint8_t *)norms, 2 * sizeof *norms };
+    turn_begin(t, 0, &update);
+    EXPECT_STATUS(turn_prepared(t, 0, &p, &e), SHD_EPROTO);
+    EXPECT_HAS(e.text, "16 bytes are not the norms of the 3 units that the guard has rules of");
+}
+
 /* Owner 1 has not answered for long, and is asked once more as owner 2 says that the step is over:
  * both may be read in one look at what has come. */
 TEST(what_was_to_be_committed_stays_where_the_step_is_over)

@@ -437,6 +437,64 @@ TEST(a_host_lost_while_gradients_are_waited_for_leaves_the_others)
     fixture_stop(&daemons);
 }
 
+#ifdef SHD_FAIL_POINTS
+static void die_between_two_commits(const char *name)
+{
+    static int commits;
+    commits += strcmp(name, "send:commit:before") == 0;
+    if (commits == 2)
+        raise(SIGKILL);
+}
+
+static void train_and_die(void)
+{
+    shd_model *m;
+    const pid_t pid = test_fork();
+    if (pid == 0) {
+        shd_session *s = connect_pair();
+        MUST_OK(shd_model_open(s, spec(rules[3]), &m, &e));
+        while (shd_step(m) < BAD - 2)
+            MUST_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, NULL, &e));
+        fail_point_hook = die_between_two_commits;
+        train(m, LARGE, false, toy_all_micros, TOY_MICROS, NULL, NULL);
+        _exit(1);
+    }
+    int status = 0;
+    EXPECT(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status));
+}
+
+static bool has_lost_a(const struct hub *hub)
+{
+    return hub_lost(hub, 1) && strcmp(hub->links[0].device, "cpu1") == 0;
+}
+
+/* A worker dies when owner 0 has the step on record and its replica has not, and the one that
+ * passes it on has no norms of its own: the replica's limits are owner 0's all the same. */
+TEST(windows_of_a_replica_are_its_owners)
+{
+    char want[65];
+    struct shd_result result = { .size = sizeof result };
+    struct shd_err e = { 0 };
+    const double bound = bound_here(want, BAD + 1);
+    fixture_start_kept(&daemons, 2, "");
+    paired_make(&daemons, 2);
+    train_and_die();
+    shd_session *s = connect_pair();
+    shd_model *m = open_toy(s, spec(rules[3]));
+    EXPECT_EQ(shd_step(m), BAD - 1);
+    EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    paired_put_out("a");
+    poll_until(s->hub, has_lost_a);
+    EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, &result, &e), &e);
+    expect_result(&result, SHD_GUARD_UNIT_ZSCORE, false);
+    EXPECT(result.guard_bound == bound);
+    expect_digest(m, want);
+    shd_close(s);
+    paired_remove(&daemons);
+    fixture_stop(&daemons);
+}
+#endif
+
 /* -- Stopping ---------------------------------------------------------------------------------- */
 
 static void train_to_the_stop(shd_model *m)

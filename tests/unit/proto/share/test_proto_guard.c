@@ -98,6 +98,11 @@ TEST(units_have_windows_as_the_whole_norm_has)
     put_units(&w, 9, 6);
     EXPECT(unit_window_limit(&w, &of_units, 10, 0) == 3 + 2 * sqrt(14.0 / 4));
     EXPECT(unit_window_limit(&w, &of_units, 10, 1) == 30 + 2 * sqrt(1400.0 / 4));
+    double norms[2] = { 0 };
+    EXPECT(unit_window_get(&w, 9, norms) && norms[0] == 6 && norms[1] == 60);
+    EXPECT(unit_window_get(&w, 1, norms) && norms[0] == 1 && norms[1] == 10);
+    EXPECT(!unit_window_get(&w, 2, norms));  /* it did not count */
+    EXPECT(!unit_window_get(&w, 10, norms)); /* nor is it there */
     EXPECT(isfinite(unit_window_limit(&w, &of_units, 17, 0)));
     EXPECT(isinf(unit_window_limit(&w, &of_units, 18, 0))); /* step 1 is too long ago */
 }
