@@ -89,7 +89,10 @@ static int get_once(struct getting *g, bool *ret_again, struct shd_err *e)
                            .take = take_got,
                            .ctx = g };
     const uint64_t losses_before = losses(hub);
-    int r = round_all(&round, hub, 0, e);
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < hub->owner_count; i++) /* of replicas it is the same */
+        r = round_ask(&round, &hub->links[i], 0, e);
+    r = round_finish(&round, hub, r, e);
     FAIL_POINT("get:answered");
     *ret_again = false;
     for (uint32_t i = 0; r == SHD_OK && i < hub->owner_count; i++) {

@@ -358,6 +358,25 @@ TEST(who_waits_for_the_only_copy_is_told_that_the_other_one_came_in_again)
     end(m, "cpu0", 2);
 }
 
+/* Replicas have the same, and are not asked. */
+TEST(what_is_read_is_owners)
+{
+    shd_model *m = begin("60", "", snapshot);
+    shd_session *here = attach_here();
+    shd_model *twin = open_toy(here, toy_spec("f32", TOY_ADAMW));
+    train_steps(twin, 2);
+    for (uint32_t u = 0; u < shd_units(m); u++) {
+        float *got = array_of(m, u, SHD_MOMENT1), *want = array_of(twin, u, SHD_MOMENT1);
+        EXPECT(memcmp(got, want, shd_unit_elems(m, u) * sizeof *got) == 0);
+        free(got);
+        free(want);
+    }
+    shd_close(here);
+    paired_put_out("b");
+    poll_until(m->session->hub, has_one);
+    end(m, "cpu0", 2);
+}
+
 static bool is_at_fault(const struct hub *hub)
 {
     return hub->links[0].fault.code != SHD_OK;
