@@ -96,6 +96,7 @@ static void make_commit(const struct round *round, const struct link *link,
         .has_blob = has_blob,
     };
     ret_request->commit.attempt = attempt_of(t, link);
+    ret_request->commit.recorded = link->index > 0;
     ret_request->commit.norm = turn_norm(t->m->map->turn);
     if (has_blob)
         ret_request->commit.blob = *t->blob;

@@ -31,10 +31,11 @@ struct putting { /* one attempt */
     float *values;      /* owned, [elements of the largest unit that is put] */
     struct decision decision;
     enum wire_create_what what;
-    uint64_t consent; /* owner 0's */
-    bool begun;       /* by owner 0 at least; or it was asked to, and its answer not waited for */
-    bool asked;       /* owner 0 was asked to commit */
-    bool counted;     /* it has */
+    uint64_t consent;     /* owner 0's */
+    uint32_t successions; /* of the hub, when it began */
+    bool begun;   /* by owner 0 at least; or it was asked to, and its answer not waited for */
+    bool asked;   /* owner 0 was asked to commit */
+    bool counted; /* it has */
 };
 
 /* -- What is put --------------------------------------------------------------------------------
@@ -146,6 +147,7 @@ static void make_commit(const struct round *round, const struct link *link,
         .model = p->m->map->owners[link->index].layout.handle,
         .step = p->m->step,
         .decision = p->decision,
+        .recorded = link->index > 0,
     };
 }
 
@@ -167,7 +169,8 @@ static int take_committed(const struct round *round, const struct link *link,
     return SHD_OK;
 }
 
-static int commit(struct putting *p, bool first, struct shd_err *e)
+/* To members [from, end). */
+static int commit(struct putting *p, uint32_t from, uint32_t end, struct shd_err *e)
 {
     struct round round = { .what = "Commit of a put",
                            .asks = WIRE_COMMIT,
@@ -175,10 +178,10 @@ static int commit(struct putting *p, bool first, struct shd_err *e)
                            .make = make_commit,
                            .take = take_committed,
                            .replicated = true,
+                           .follows = p->counted,
                            .ctx = p };
-    const uint32_t end = first ? 1 : p->hub->link_count;
     int r = SHD_OK;
-    for (uint32_t i = first ? 0 : 1; r == SHD_OK && i < end; i++)
+    for (uint32_t i = from; r == SHD_OK && i < end; i++)
         r = round_ask(&round, &p->hub->links[i], p->m->step, e);
     return round_finish(&round, p->hub, r, e);
 }
@@ -280,6 +283,31 @@ static void give_up(struct putting *p)
         round_let_go(&round, p->hub);
 }
 
+/* In an owner's place is its replica: what was said there was not said by that one, and what owner
+ * 0 alone has recorded counts for nobody. */
+static int check_places(struct putting *p, struct shd_err *e)
+{
+    if (p->successions == p->hub->members.successions)
+        return SHD_OK;
+    p->counted = false;
+    return err_set(e, SHD_EGONE, "an owner was lost in the middle of a put");
+}
+
+/* Owner 0 has it on record: its replica next, so that whichever is lost, nobody else has what none
+ * of them has; then the others. */
+static int commit_others(struct putting *p, struct shd_err *e)
+{
+    const uint32_t owners = p->hub->owner_count, members = p->hub->link_count;
+    int r = SHD_OK;
+    if (members > owners) {
+        r = commit(p, owners, owners + 1, e);
+        if (r == SHD_OK)
+            r = check_places(p, e);
+        FAIL_POINT("put:twin_committed");
+    }
+    return r == SHD_OK ? commit(p, 1, members, e) : r;
+}
+
 /* *ret_over: the step is. */
 static int attempt(struct putting *p, bool *ret_over, struct shd_err *e)
 {
@@ -292,6 +320,8 @@ static int attempt(struct putting *p, bool *ret_over, struct shd_err *e)
     FAIL_POINT("put:begun");
     r = ask(p, WIRE_CREATE_PUT, /* first= */ false, WIRE_CREATED_YOURS, e);
     if (r == SHD_OK)
+        r = check_places(p, e);
+    if (r == SHD_OK)
         r = write_all(p, e);
     FAIL_POINT("put:written");
     if (r == SHD_OK)
@@ -300,15 +330,17 @@ static int attempt(struct putting *p, bool *ret_over, struct shd_err *e)
     if (r == SHD_OK)
         r = ask(p, WIRE_CREATE_PUT_FULL, /* first= */ false, WIRE_CREATED_FULL, e);
     FAIL_POINT("put:all_full");
+    if (r == SHD_OK)
+        r = check_places(p, e);
     if (r != SHD_OK)
         return r;
     p->asked = true;
-    r = commit(p, /* first= */ true, e);
+    r = commit(p, 0, 1, e);
     p->asked = r != SHD_EBUSY && r != SHD_ENOENT;
     *ret_over = r == SHD_OK && !p->counted;
     FAIL_POINT("put:committed");
     if (r == SHD_OK && p->counted)
-        r = commit(p, /* first= */ false, e);
+        r = commit_others(p, e);
     FAIL_POINT("put:all_committed");
     return r;
 }
@@ -342,7 +374,8 @@ static uint64_t losses(const struct hub *hub)
 static int put_once(struct shd_model *m, const struct path_put *put, bool *ret_counts,
                     bool *ret_again, struct shd_err *e)
 {
-    struct putting p = { .m = m, .hub = m->session->hub, .put = put };
+    struct hub *hub = m->session->hub;
+    struct putting p = { .m = m, .hub = hub, .put = put, .successions = hub->members.successions };
     const uint64_t losses_before = losses(p.hub);
     uint64_t origin = 0;
     bool over = false;

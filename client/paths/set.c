@@ -110,6 +110,7 @@ static int tell_replica(struct setting *s, struct round *round, struct shd_err *
 
 int set_owner(struct shd_model *m, const struct path_set *set, struct shd_err *e)
 {
+    const struct hub *hub = m->session->hub;
     struct setting s = { .m = m, .set = set };
     struct round round = { .what = "Set",
                            .asks = WIRE_SET,
@@ -121,10 +122,14 @@ int set_owner(struct shd_model *m, const struct path_set *set, struct shd_err *e
     while (r == SHD_OK && set->change != NULL && s.id == 0)
         if (getrandom(&s.id, sizeof s.id, 0) != (ssize_t)sizeof s.id)
             r = err_sys(e, SHD_EIO, "get random bytes");
-    if (r == SHD_OK)
-        r = round_one(&round, &m->session->hub->links[0], 0, e);
-    if (r == SHD_OK)
-        r = tell_replica(&s, &round, e);
+    bool again = true;
+    while (r == SHD_OK && again) {
+        const uint32_t successions = hub->members.successions;
+        r = round_one(&round, &hub->links[0], 0, e);
+        if (r == SHD_OK)
+            r = tell_replica(&s, &round, e);
+        again = successions != hub->members.successions; /* another owner 0 is to know it, too */
+    }
     if (r == SHD_OK)
         give(&s);
     else

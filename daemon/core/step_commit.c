@@ -74,6 +74,11 @@ void step_seen(struct step *s, double norm, uint64_t time_ns)
     s->next.time_ns = time_ns;
 }
 
+void step_recorded(struct step *s, bool recorded)
+{
+    s->next.recorded = recorded;
+}
+
 int step_seen_units(struct step *s, const uint8_t *norms, size_t bytes, struct shd_err *e)
 {
     struct unit_window w;
@@ -277,7 +282,7 @@ static int complete(const struct step *s, struct decision *decision, struct shd_
     const int r = check_cause(s, step, decision, e);
     if (r != SHD_OK)
         return r;
-    if (s->ledger.head->owner == 0)
+    if (s->ledger.head->owner == 0 && !s->next.recorded)
         decision->micro_batches = step_settings_micros(s, s->now + 1);
     if (!step_ramp_good(s, decision->micro_batches))
         return err_set(e, SHD_EINVAL,

@@ -22,6 +22,10 @@ void step_seen(struct step *s, double norm, uint64_t time_ns);
  * it is not looked at. Errors: SHD_EINVAL it is of other units. */
 int step_seen_units(struct step *s, const uint8_t *norms, size_t bytes, struct shd_err *e);
 
+/* Is the next commit's decision on record at owner 0? Then a replica of owner 0 takes it as it is,
+ * as the other owners do: it may have been told later what is set, or returned gradients sooner. */
+void step_recorded(struct step *s, bool recorded);
+
 /* With the answer to a Prepare, at owner 0: step_unit_limits(), at most limit_count of each unit.
  */
 uint32_t step_prepare_units(const struct step *s, uint32_t first, uint32_t count,

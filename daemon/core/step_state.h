@@ -62,7 +62,8 @@ struct step {
         uint64_t time_ns;
         struct audit_worker worker;
         const uint8_t *unit_norms; /* step_seen_units() */
-    } next;                        /* of the row that the next commit writes */
+        bool recorded;             /* step_recorded() */
+    } next;                        /* of the next commit, and the row that it writes */
     struct decision last;          /* decision recorded */
     bool has_last;
     uint32_t *micro_units;  /* [returns.most]: units for which it needs no sender any more */

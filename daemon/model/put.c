@@ -40,7 +40,9 @@ struct put {
     enum put_state state;
     uint64_t session; /* 0: it is gone, or was a predecessor's */
     uint64_t origin, step;
+    uint64_t view;          /* the session's, of the replicas' hosts; with that: */
     uint64_t consent;       /* when owner 0 let it begin, by its monotonic clock: puts follow it */
+    bool first;             /* this is owner 0 to the session, which has let it begin itself */
     struct segment segment; /* owned */
     uint8_t *arrays;        /* owned, [units]; as putmap_check() */
     uint64_t *updates;      /* owned, [units]; as step_put_updates() */
@@ -91,7 +93,20 @@ static bool being_applied(const struct model *m)
 
 static bool kept_for_owner_0(const struct put *put)
 {
-    return put->state == PUT_FULL && put->model->map->owner > 0;
+    return put->state == PUT_FULL && !put->first;
+}
+
+/* Owner 0's replica is asked as the other owners are: owner 0 has consented. */
+static bool is_first(const struct op *op)
+{
+    return op->model->map->owner == 0 && op->req.create.consent == 0;
+}
+
+/* Of another owner 0, which a new view has, the clock is another one. */
+static bool is_older(const struct op *op, const struct put *put)
+{
+    const bool other_view = put->view > 0 && op->session->said.view > put->view;
+    return !other_view && op->req.create.consent < put->consent;
 }
 
 /* Nobody waits for what was pending any more. Of owner 0, too, nobody has asked to commit values
@@ -254,7 +269,9 @@ static int begin(struct op *op)
                          .session = op->session->id,
                          .origin = req->origin,
                          .step = req->step,
-                         .consent = m->map->owner == 0 ? uv_hrtime() : req->consent,
+                         .view = op->session->said.view,
+                         .consent = is_first(op) ? uv_hrtime() : req->consent,
+                         .first = is_first(op),
                          .arrays = arrays,
                          .updates = updates,
                          .segment = SEGMENT_CLOSED };
@@ -272,7 +289,7 @@ static int make_way(struct op *op)
     if (put == NULL)
         return SHD_OK;
     const bool others = put->session != 0 && put->session != op->session->id;
-    if (put->op != NULL || being_applied(m) || (others && m->map->owner == 0))
+    if (put->op != NULL || being_applied(m) || (others && is_first(op)))
         return busy(op);
     drop(m, "another one begins");
     return SHD_OK;
@@ -297,7 +314,7 @@ int put_begin(struct op *op)
     if (put != NULL && put->origin == req->origin && put->session == op->session->id &&
         put->state == PUT_FILLING)
         return answer_yours(op, put); /* the reply was lost */
-    if (put != NULL && m->map->owner > 0 && req->consent < put->consent)
+    if (put != NULL && !is_first(op) && is_older(op, put))
         return err_set(&op->err, SHD_ENOENT, "owner 0 has let another put begin since");
     r = make_way(op);
     if (r == SHD_OK && m->use.forks > 0)
@@ -408,12 +425,13 @@ int put_commit(struct op *op, struct step_actions *ret_actions)
         return SHD_OK; /* no put, or the answer is known */
     if (m->put == NULL || m->put->origin != origin || m->put->state != PUT_FULL)
         return no_such(op, origin);
+    const bool first = m->map->owner == 0 && !req->recorded;
     int r = step_put_check_updates(m->core, m->put->updates, &op->err);
-    if (r == SHD_OK && m->map->owner > 0)
+    if (r == SHD_OK && !first)
         r = step_put_clear(m->core, req->step, ret_actions);
     else if (r == SHD_OK)
         r = step_put_check(m->core, req->step, &op->err);
-    if (r == SHD_OK && m->map->owner == 0 && !step_put_idle(m->core))
+    if (r == SHD_OK && first && !step_put_idle(m->core))
         r = SHD_PENDING;
     if (r == SHD_OK)
         step_put_updates(m->core, m->put->updates);

@@ -350,6 +350,7 @@ static int record(struct op *op, struct step_blob blob, struct decision *ret_dec
     const struct wire_commit *req = &op->req.commit;
     struct step *core = op->model->core;
     step_seen(core, req->norm, metrics_time_ns());
+    step_recorded(core, req->recorded);
     const int r = step_seen_units(core, req->unit_norms.data, req->unit_norms.bytes, &op->err);
     if (r != SHD_OK)
         return r;

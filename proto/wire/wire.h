@@ -86,7 +86,7 @@ enum wire_level {
     WIRE_LEVEL_FORCES, /* Restore.force */
     WIRE_LEVEL_VIEWS,  /* Hello.view */
     WIRE_LEVEL_MOVES,  /* Move, Restore.beside */
-    WIRE_LEVEL_NORMS,  /* Prepared.unit_norms */
+    WIRE_LEVEL_TWINS,  /* what owner 0's replica is told: Prepared.unit_norms, Commit.recorded */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -191,6 +191,7 @@ struct wire_commit {
     double norm;                  /* finite or not */
     uint64_t attempt;             /* 0: any */
     struct wire_bytes unit_norms; /* doubles, in any place: of guard.columns; empty: not told */
+    bool recorded;                /* owner 0 has it on record; also false below WIRE_LEVEL_TWINS */
 };
 struct wire_get_blob {
     uint32_t model;

@@ -162,6 +162,7 @@ static const struct wire_field commit_fields[] = {
     ROW(commit, attempt, .form = WIRE_ANY, SINCE(RULES)),
     ROW(commit, unit_norms, .max = GUARD_COLUMNS_MAX * sizeof(double), .multiple = sizeof(double),
         NEEDED_SINCE(AUDITS)),
+    ROW(commit, recorded, .form = WIRE_ANY, SINCE(TWINS)),
 };
 static const struct wire_field get_blob_fields[] = { ANY(get_blob, model) };
 static const struct wire_field digest_fields[] = {
@@ -377,7 +378,7 @@ static const struct wire_field prepared_fields[] = {
     ROW(prepared, unit_limits, .max = sizeof(double) * WIRE_UNIT_SUMS_MAX * GUARD_RULES_MAX,
         .multiple = sizeof(double), NEEDED_SINCE(AUDITS)),
     ROW(prepared, unit_norms, .max = GUARD_COLUMNS_MAX * sizeof(double), .multiple = sizeof(double),
-        SINCE(NORMS)),
+        SINCE(TWINS)),
 };
 static const struct wire_field committed_fields[] = { ANY(committed, step), DECISION(committed),
                                                       ANY(committed, over) };

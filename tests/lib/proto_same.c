@@ -56,7 +56,7 @@ static bool same_commit(const struct wire_commit *a, const struct wire_commit *b
     return a->model == b->model && a->step == b->step && same_decision(a->decision, b->decision) &&
            a->has_blob == b->has_blob && same_bytes(a->blob, b->blob) &&
            memcmp(&a->norm, &b->norm, sizeof a->norm) == 0 && a->attempt == b->attempt &&
-           same_bytes(a->unit_norms, b->unit_norms);
+           same_bytes(a->unit_norms, b->unit_norms) && a->recorded == b->recorded;
 }
 
 static bool same_create(const struct wire_create *a, const struct wire_create *b)

@@ -224,6 +224,7 @@ static void random_commit(uint64_t *seed, struct wire_commit *c)
         c->blob = random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1);
     c->attempt = random_u64(seed, 0, UINT64_MAX);
     c->unit_norms = random_bytes(seed, GUARD_COLUMNS_MAX * sizeof(double), sizeof(double));
+    c->recorded = test_random(seed) % 2 != 0;
     c->norm = random_u32(seed, 0, 3) > 0 ? (double)random_u32(seed, 0, UINT32_MAX) : NAN;
 }
 

@@ -188,6 +188,7 @@ struct sim_request {
     bool has_norms;
     double unit_norms[SIM_UNITS];
     struct decision decision;
+    bool recorded;
     uint64_t put_line; /* with a put: the rewind that whoever makes it has gone along with */
     struct wire_rewind rewind;
     uint64_t view; /* ATTACH: its number */
@@ -304,6 +305,7 @@ struct sim_wait { /* a request that is answered later */
     bool has_norms;
     double unit_norms[SIM_UNITS];
     struct decision decision;
+    bool recorded;
     uint64_t put_line;
 };
 
@@ -455,8 +457,9 @@ struct sim_worker {
     bool has_last;
     struct decision last;
     uint32_t put_micros; /* of the step behind a put, as owner 0 has said */
-    bool put_begun;      /* all owners have room for its values, */
-    uint64_t written_ns; /* which are written by then */
+    bool put_begun;      /* all members have room for its values, */
+    uint64_t written_ns; /* which are written by then; */
+    bool put_twice;      /* owner 0 and its replica have recorded it */
     bool heedless;       /* knows nothing of puts */
     bool no_put;         /* the step has begun without one */
     uint32_t looks;
@@ -636,6 +639,7 @@ void sim_worker_event(struct sim *s, struct sim_worker *w, const struct sim_even
 void sim_worker_enter(struct sim *s, struct sim_worker *w, enum sim_work work);
 const char *sim_work_name(enum sim_work work);
 bool sim_worker_give(struct sim *s, struct sim_worker *w, uint32_t owner, uint32_t unit);
+void sim_worker_put_anew(struct sim_worker *w);
 /* What the turn has a Prepare or a Commit say now: at first, and where it is sent anew. */
 void sim_worker_pack(const struct sim *s, const struct sim_worker *w, uint32_t daemon,
                      struct sim_request *q);

@@ -180,9 +180,9 @@ plant(daemon/core/step_set.c [[(word == s->round + 1);]] [[(word == s->round + 1
 # own (41), a successor has the most there can be (42).
 plant(daemon/core/step_commit.c [[step_settings_micros(s, s->now + 1);]] [[step_settings_micros(s, s->now + 1 + SIM_BUG(40));]])
 plant(daemon/core/step_commit.c [[
-    if (s->ledger.head->owner == 0)
+    if (s->ledger.head->owner == 0 && !s->next.recorded)
         decision->micro_batches =]] [[
-    if (s->ledger.head->owner == 0 || SIM_BUG(41))
+    if ((s->ledger.head->owner == 0 && !s->next.recorded) || SIM_BUG(41))
         decision->micro_batches =]])
 plant(daemon/core/step_init.c [[
     step_ramp_next(s);

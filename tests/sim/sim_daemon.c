@@ -437,7 +437,7 @@ static int make_room(struct sim *s, struct sim_daemon *d, const struct sim_wait 
         return SHD_OK;
     if (d->put != wait->decision.put || d->put_line != wait->put_line)
         return err_set(e, SHD_ENOENT, "its values are gone");
-    if (sim_owner_index(s, d) == 0) {
+    if (sim_owner_index(s, d) == 0 && (!wait->recorded || SIM_BUG(96))) {
         r = step_put_check(d->core, wait->step, e);
         return r == SHD_OK && !step_put_idle(d->core) ? SHD_PENDING : r;
     }
@@ -468,6 +468,7 @@ static bool try_commit(struct sim *s, struct sim_daemon *d, struct sim_session *
     int r = make_room(s, d, wait, &e);
     step_put_updates(d->core, sim_put_updates(wait->decision.put, updates) ? updates : NULL);
     step_seen(d->core, wait->norm, s->now_ns);
+    step_recorded(d->core, wait->recorded);
     CHECK(step_seen_units(d->core, (const uint8_t *)wait->unit_norms, told_bytes(s, wait), &e) ==
           SHD_OK);
     if (r == SHD_OK)
@@ -658,6 +659,7 @@ static void wait_or_answer(struct sim *s, struct sim_daemon *d, struct sim_sessi
                              .norm = msg->request.norm,
                              .has_norms = msg->request.has_norms,
                              .decision = msg->request.decision,
+                             .recorded = msg->request.recorded,
                              .put_line = msg->request.put_line };
     memcpy(wait.unit_norms, msg->request.unit_norms, sizeof wait.unit_norms);
     bool done = true;

@@ -130,6 +130,7 @@ static void lose(struct sim *s, struct sim_worker *w, uint32_t member)
     if (owner)
         ask_anew(s, w);
     reset_anew(w);
+    sim_worker_put_anew(w);
     s->result.succeeded += owner;
     if (knows_lost_attempt(s, w))
         begin_anew(s, w);

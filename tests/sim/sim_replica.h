@@ -28,9 +28,7 @@
  * are out since counts for nobody, and another decision may come in its place.
  *
  * Left out (replicate() of sim_run.c), for what there is does not hold there:
- *   puts           owner 0's replica refuses one that owner 0 has taken where gradients came to it
- *                  first, as owner 0 may, and says how many micro-batches follow by itself;
- *   settings       likewise: those that are set between two commits are of one of the two;
+ *   settings       whoever changes them here tells owner 0 alone, and not its replica;
  *   rewinds, guests  owner 0 goes alone, and guests ask owners only.
  */
 #ifndef SHD_SIM_REPLICA_H

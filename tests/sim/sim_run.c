@@ -53,7 +53,7 @@ static void replicate(struct sim *s, struct sim_config *c)
     c->replicas = true;
     c->hosts = sim_chance(s, 600) ? 2 : 3;
     c->patience_ns = patience[sim_below(s, ARRAY_SIZE(patience))];
-    c->puts = c->sets = c->guests = c->rewinds = false;
+    c->sets = c->guests = c->rewinds = false;
 }
 
 struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t seed)

@@ -328,20 +328,49 @@ static struct decision own_put(const struct sim *s, const struct sim_worker *w)
     return d;
 }
 
+/* Members are asked to commit as in a turn: owner 0, its replica, the others. */
+static uint32_t next_to_put(const struct sim *s, const struct sim_worker *w)
+{
+    const uint32_t twin = s->config.daemons;
+    uint32_t member = w->ask_owner;
+    if (!s->config.replicas || !w->put_begun)
+        return sim_next_member(s, w, member);
+    if (member == 0 && !sim_is_gone(w, w->view.at[twin]))
+        return twin;
+    member = member == twin ? 0 : member;
+    do
+        member = sim_next_member(s, w, member);
+    while (member == twin);
+    return member;
+}
+
+/* A loss: what owner 0 alone has recorded counts for nobody; else all are asked to commit again. */
+void sim_worker_put_anew(struct sim_worker *w)
+{
+    if (w->work != WORK_PUTTING)
+        return;
+    sim_link_forget_turn(w);
+    w->asking = false;
+    w->ask_owner = 0;
+    w->put_begun = w->put_begun && w->put_twice;
+}
+
 /* All owners are asked for room, owner 0 first; the values are written; then owner 0 has to agree,
  * and the others are told: in whatever attempt. */
 static bool run_putting(struct sim *s, struct sim_worker *w)
 {
-    if (w->asking || !w->link[w->ask_owner].up || (w->put_begun && s->now_ns < w->written_ns))
+    const uint32_t daemon = w->view.at[w->ask_owner];
+    if (w->asking || !w->link[daemon].up || (w->put_begun && s->now_ns < w->written_ns))
         return false;
     const struct sim_request request = { .kind = w->put_begun ? SIM_COMMIT : SIM_PUT,
                                          .step = w->step,
                                          .attempt = w->put_begun ? 0 : w->attempt,
                                          .blob = sim_mix(w->step, 77),
                                          .decision = own_put(s, w),
+                                         .recorded = w->ask_owner > 0,
                                          .put_line = w->rewound };
     w->asking = true;
-    sim_link_ask(s, w, w->ask_owner, &request, 0);
+    sim_link_ask(s, w, daemon, &request, 0);
     return false;
 }
 
@@ -358,14 +387,16 @@ static bool put_is_gone(const struct sim_worker *w, const struct sim_reply *r,
 static void put_answered(struct sim *s, struct sim_worker *w, const struct sim_msg *msg)
 {
     const struct sim_reply *r = &msg->reply;
-    if (!w->asking || msg->daemon != w->ask_owner)
+    if (!w->asking || msg->daemon != w->view.at[w->ask_owner])
         return;
     w->asking = false;
     if (r->status == SHD_ERESET)
         return; /* the model went back */
     struct decision own = own_put(s, w);
     if (r->kind == SIM_PUT && r->status == SHD_OK && !r->committed.over) {
-        w->put_begun = ++w->ask_owner == s->config.daemons;
+        w->ask_owner = next_to_put(s, w);
+        w->put_begun = w->ask_owner == sim_members(s);
+        w->put_twice = false;
         w->ask_owner = w->put_begun ? 0 : w->ask_owner;
         w->written_ns = s->now_ns + sim_below(s, 20 * MS);
         sim_worker_after(s, w, w->written_ns - s->now_ns, EV_WAKE, 0);
@@ -383,9 +414,12 @@ static void put_answered(struct sim *s, struct sim_worker *w, const struct sim_m
     } else if (r->status != SHD_OK) {
         sim_broken(s, "P4", SIM_NOBODY, msg->worker, "put in step %llu at owner %u: %s",
                    (unsigned long long)w->step, msg->daemon, status_name(r->status));
-    } else if (w->ask_owner + 1 < s->config.daemons) {
-        w->ask_owner++;
+    } else if (next_to_put(s, w) < sim_members(s)) {
+        w->put_twice = w->put_twice || w->ask_owner == s->config.daemons ||
+                       sim_is_gone(w, w->view.at[s->config.daemons]);
+        w->ask_owner = next_to_put(s, w);
     } else {
+        sim_view_check_done(s, w, w->step, &own);
         w->last = own;
         w->has_last = true;
         w->step++;
@@ -523,6 +557,7 @@ void sim_worker_pack(const struct sim *s, const struct sim_worker *w, uint32_t d
         q->unit_sums = turn_unit_sums(w->turn);
         return;
     }
+    q->recorded = sim_member_of(s, w, daemon) > 0;
     q->decision = *turn_decision(w->turn);
     q->norm = turn_norm(w->turn);
     if (sim_member_of(s, w, daemon) % s->config.daemons == 0)

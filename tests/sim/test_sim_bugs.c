@@ -513,6 +513,18 @@ TEST(norms_that_a_replica_is_not_told_are_found)
     find(95, "hosts", "P1", watches_units);
 }
 
+/* By several workers, whose gradients come to replicas first. */
+static void has_puts(struct sim_config *c)
+{
+    c->puts = true;
+    c->workers = c->workers > 2 ? c->workers : 3;
+}
+
+TEST(put_that_a_replica_decides_about_by_itself_is_found)
+{
+    find(96, "replicas", "P4", has_puts);
+}
+
 TEST(session_of_an_older_view_that_is_taken_in_is_found)
 {
     find(91, "links", "P1 P2 P4 R1 R2 named", is_on_three);

@@ -377,6 +377,31 @@ TEST(what_is_read_is_owners)
     end(m, "cpu0", 2);
 }
 
+/* A step between two commits of which settings are changed is owner 0's: it says how many
+ * micro-batches the next one has. */
+TEST(micro_batches_that_only_owner_0_knows_of_are_its_replicas)
+{
+    struct shd_err e;
+    uint64_t from = 0;
+    shd_model *alone;
+    shd_model *m = begin("60", "", snapshot);
+    shd_session *s = connect_to("cpu0");
+    EXPECT_OK(shd_model_attach(s, "toy", &alone, &e), &e);
+    EXPECT_OK(shd_model_set(alone, "micro_batches=2", 0, &from, &e), &e);
+    shd_close(s);
+    while (shd_step(m) < from)
+        train_steps(m, 1);
+    EXPECT_OK(toy_step(m, toy_all_micros, 2, NULL, &e), &e);
+    paired_put_out("a");
+    poll_until(m->session->hub, has_one);
+    EXPECT_OK(toy_step(m, toy_all_micros, 2, NULL, &e), &e); /* as was said with the last one, */
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e); /* and nobody has set it */
+    shd_close(m->session);
+    paired_remove(&daemons);
+    fixture_stop(&daemons);
+    remove_ckpts();
+}
+
 static bool is_at_fault(const struct hub *hub)
 {
     return hub->links[0].fault.code != SHD_OK;

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include "client/paths/path.h"
+#include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/failpoint.h"
+#include "tests/lib/paired.h"
 #include "tests/lib/put_toy.h"
 
 TEST(a_daemon_killed_while_values_are_written_has_all_written_anew)
@@ -37,21 +39,31 @@ TEST(a_daemon_killed_while_values_are_written_has_all_written_anew)
 #ifdef SHD_FAIL_POINTS
 static const char *kill_point;
 
+static shd_session *attach_pair(const char *devices)
+{
+    char address[400];
+    struct shd_err e = { 0 };
+    shd_session *s = NULL;
+    snprintf(address, sizeof address, "%s?%s", daemons.dir, devices);
+    EXPECT_OK(try_connect(address, PATIENT_MS, &s, &e), &e);
+    return s;
+}
+
 static void kill_here(const char *name)
 {
     if (kill_point != NULL && strcmp(name, kill_point) == 0)
         raise(SIGKILL);
 }
 
-/* A worker that dies at its kill point. */
-static void put_and_die(const char *point)
+/* A worker that dies at its kill point. devices: NULL: all, none of them a replica. */
+static void put_and_die_at(const char *devices, const char *point)
 {
     fflush(NULL);
     const pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
         fail_point_hook = kill_here;
-        shd_session *s = attach(PATIENT_MS);
+        shd_session *s = devices != NULL ? attach_pair(devices) : attach(PATIENT_MS);
         shd_model *m = open_pt(s);
         kill_point = point;
         put_ok(m, 9);
@@ -60,6 +72,11 @@ static void put_and_die(const char *point)
     int status = 0;
     EXPECT_EQ(waitpid(pid, &status, 0), pid);
     EXPECT(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
+static void put_and_die(const char *point)
+{
+    put_and_die_at(NULL, point);
 }
 
 static const struct {
@@ -96,6 +113,77 @@ TEST(a_worker_killed_at_any_point_has_put_all_or_nothing)
             shd_close(s);
             fixture_stop(&daemons);
         }
+}
+
+static bool has_lost_a(const struct hub *hub)
+{
+    return hub_lost(hub, 1) && strcmp(hub->links[0].device, "cpu1") == 0;
+}
+
+/* The replica has all that owner 0 has. */
+static void expect_without_a(shd_session *s, shd_model *m, const char *want)
+{
+    char got[65];
+    digest_of(m, got);
+    EXPECT_STR(got, want);
+    paired_put_out("a");
+    poll_until(s->hub, has_lost_a);
+    digest_of(m, got);
+    EXPECT_STR(got, want);
+    train_pt(m, 1);
+    shd_close(s);
+    paired_remove(&daemons);
+    fixture_stop(&daemons);
+}
+
+TEST(a_worker_killed_at_any_point_has_put_all_or_nothing_with_a_replica)
+{
+    char old[65], new[65];
+    put_reference(2, /* put= */ false, 0, old);
+    put_reference(2, /* put= */ true, 0, new);
+    for (size_t i = 0; i <= ARRAY_SIZE(points); i++) {
+        const bool twin = i == ARRAY_SIZE(points), put = twin || points[i].put;
+        fixture_start_kept(&daemons, 2, "");
+        paired_make(&daemons, 2);
+        shd_session *s = attach_pair("cpu0+cpu1");
+        train_pt(open_pt(s), 2);
+        shd_close(s);
+        put_and_die_at("cpu0+cpu1", twin ? "put:twin_committed" : points[i].name);
+        s = attach_pair("cpu0+cpu1");
+        shd_model *m = open_pt(s);
+        EXPECT_EQ(shd_step(m), 2u + put);
+        expect_without_a(s, m, put ? new : old);
+    }
+}
+
+static void return_here(const char *name)
+{
+    if (kill_point == NULL || strcmp(name, kill_point) != 0)
+        return;
+    kill_point = NULL;
+    shd_session *s = attach_pair("cpu1");
+    shd_model *m = open_pt(s);
+    EXPECT_EQ(shd_step(m), 2);
+    return_all(m, 0);
+    shd_close(s);
+}
+
+/* Gradients go to replicas first: one has come by the time of which owner 0 has none. */
+TEST(gradients_that_have_come_to_a_replica_are_dropped)
+{
+    char want[65];
+    put_reference(2, /* put= */ true, 0, want);
+    fixture_start_kept(&daemons, 2, "");
+    paired_make(&daemons, 2);
+    shd_session *s = attach_pair("cpu0+cpu1");
+    shd_model *m = open_pt(s);
+    train_pt(m, 2);
+    fail_point_hook = return_here;
+    kill_point = "put:all_full";
+    put_ok(m, 9);
+    fail_point_hook = NULL;
+    expect_put(m, 9);
+    expect_without_a(s, m, want);
 }
 
 /* Another worker is there all the time, has returned gradients meanwhile, and commits: it passes
