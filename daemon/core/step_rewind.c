@@ -83,7 +83,8 @@ void step_rewind_put_window(struct ledger *l, const void *window)
 bool step_rewind_may_hold(const struct ledger *l, const struct rewind_ask *ask)
 {
     const struct ledger_rewind *r = l->rewind;
-    return atomic_load(&r->last) == ask->attempt && ask->consent >= r->consent;
+    return atomic_load(&r->last) == ask->attempt &&
+           (atomic_load(&r->held) == 0 || ask->consent >= r->consent);
 }
 
 void step_rewind_hold(struct ledger *l, const struct rewind_ask *ask)

@@ -51,12 +51,13 @@ void step_rewind_take(const struct step *s, struct rewind_record *ret_record,
                       struct rewind_more *ret_more, uint64_t *ret_updates, uint8_t *ret_blob);
 
 /* Sessions agree first: whoever asks has all owners hold their snapshot of the step, owner 0 first,
- * and then owner 0 go. Of two that ask at once the later one counts, by owner 0's clock; a rewind
- * that is done ends what was held. */
+ * and then owner 0 go. Of two that ask at once the later one counts, by owner 0's clock (UTC); a
+ * rewind that is done ends what was held. */
 struct rewind_ask {
     uint64_t step;
     uint64_t attempt; /* that began with the last rewind the session knows of; 0: none */
-    uint64_t consent; /* of the hold at owner 0, by its clock: there it says when */
+    uint64_t
+        consent; /* of the hold at owner 0, by its clock; 0: this is owner 0, which says when */
 };
 
 /* What a guard's windows have of single units, beside that: bytes of it, as it is at the open step,
@@ -65,7 +66,8 @@ uint64_t step_rewind_window_bytes(const struct ledger *l);
 void step_rewind_take_window(const struct step *s, void *ret_window);
 void step_rewind_put_window(struct ledger *l, const void *window);
 
-/* May the snapshot be held for this session? False: another one rewinds the model. */
+/* May the snapshot be held for this session? False: another one rewinds the model. Where nothing is
+ * held consents are not compared: the last one may be of another owner 0's clock. */
 bool step_rewind_may_hold(const struct ledger *l, const struct rewind_ask *ask);
 void step_rewind_hold(struct ledger *l, const struct rewind_ask *ask);
 

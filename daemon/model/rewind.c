@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include <uv.h>
 
@@ -275,12 +276,22 @@ static struct rewind_ask asked(const struct op *op)
     return (struct rewind_ask){ req->step, req->attempt, req->consent };
 }
 
+/* Owner 0 may be another one the next time, on a host that has run for less long. */
+static uint64_t consent(const struct ledger_rewind *r)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    const uint64_t now_ns = (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+    return now_ns > r->consent ? now_ns : r->consent + 1;
+}
+
+/* Owner 0's replica is told owner 0's consent, as the others are. */
 static int hold(struct op *op)
 {
     const struct model *m = op->model;
     struct rewind_ask ask = asked(op);
-    if (m->map->owner == 0)
-        ask.consent = uv_hrtime();
+    if (m->map->owner == 0 && ask.consent == 0)
+        ask.consent = consent(m->ledger->rewind);
     if (!step_rewind_may_hold(m->ledger, &ask))
         return others(op);
     int status = find(op);

@@ -75,6 +75,9 @@ hosts_make() {
     hosts_join C 1
     ip netns exec "shdA$$" sysctl -qw net.ipv4.ip_forward=1
     on_A=(ip netns exec "shdA$$") on_B=(ip netns exec "shdB$$") on_C=(ip netns exec "shdC$$")
+    if unshare --time true 2>/dev/null; then # each has run for a time of its own
+        on_A+=(unshare --time --monotonic 9000000) on_B+=(unshare --time --monotonic 60000)
+    fi
     address_A=10.77.0.1:7100 address_B=10.77.0.2:7100 address_C=10.77.1.2:7100
 }
 

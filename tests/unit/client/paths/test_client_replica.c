@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/paths/map.h"
 #include "client/paths/replica.h"
 #include "client/session/hub.h"
+#include "client/session/round.h"
 #include "client/session/session.h"
 #include "proto/base/clock.h"
 #include "tests/lib/client_remote.h"
@@ -355,6 +357,52 @@ TEST(who_waits_for_the_only_copy_is_told_that_the_other_one_came_in_again)
     hub->role = WIRE_ADMIN;
     expect_told(m, "came in again since this session began");
     hub->role = role;
+    end(m, "cpu0", 2);
+}
+
+static void make_hold(const struct round *round, const struct link *link,
+                      struct wire_request *ret_request)
+{
+    const shd_model *m = round->ctx;
+    ret_request->rewind = (struct wire_rewind){ .what = WIRE_REWIND_HOLD,
+                                                .model = m->map->owners[link->index].layout.handle,
+                                                .step = 2,
+                                                .consent = round->arg };
+}
+
+static uint64_t consents[2];
+
+static int take_consent(const struct round *round, const struct link *link,
+                        const struct wire_reply *reply, struct shd_err *e)
+{
+    (void)round;
+    (void)e;
+    consents[link->index] = reply->rewound.consent;
+    return SHD_OK;
+}
+
+/* Which is later than each before, and later than any of a host that has run for years. */
+TEST(a_replica_holds_a_snapshot_by_owner_0s_consent)
+{
+    shd_model *m = begin("60", "", snapshot);
+    struct link *links = m->session->hub->links;
+    struct shd_err e;
+    uint64_t before = 50 * UINT64_C(365) * 86400 * NS_PER_S;
+    for (int i = 0; i < 3; i++) {
+        struct round round = { .what = "Rewind",
+                               .asks = WIRE_REWIND,
+                               .type = WIRE_REWOUND,
+                               .make = make_hold,
+                               .take = take_consent,
+                               .ctx = m };
+        EXPECT_OK(round_one(&round, &links[0], 0, &e), &e);
+        EXPECT(consents[0] > before);
+        before = consents[0];
+        EXPECT_OK(round_one(&round, &links[1], consents[0], &e), &e);
+        EXPECT(consents[1] == consents[0]);
+    }
+    paired_put_out("b");
+    poll_until(m->session->hub, has_one);
     end(m, "cpu0", 2);
 }
 

@@ -124,6 +124,25 @@ TEST(later_of_two_sessions_has_the_model_go_back)
     stop();
 }
 
+/* The one before was by the clock of an owner 0 whose host is lost since. */
+TEST(consent_of_a_rewind_that_is_done_is_in_nobodys_way)
+{
+    const struct rewind_ask before = { .step = 2, .consent = 1000 };
+    const struct rewind_ask a = { .step = 2, .attempt = 3, .consent = 10 };
+    const struct rewind_ask b = { .step = 4, .attempt = 3, .consent = 9 };
+    start();
+    step_rewind_hold(&ledger, &before);
+    ledger.rewind->last_step = 2;
+    atomic_store(&ledger.rewind->last, 3);
+    EXPECT(!step_rewind_may_hold(&ledger, &a)); /* it is held still */
+    atomic_store(&ledger.rewind->held, 0);
+    EXPECT(step_rewind_may_hold(&ledger, &a));
+    step_rewind_hold(&ledger, &a);
+    EXPECT(!step_rewind_may_hold(&ledger, &b));
+    EXPECT_EQ(step_rewind_goes(&ledger, &a), REWIND_GOES);
+    stop();
+}
+
 TEST(what_is_read_is_neither_written_nor_given_back)
 {
     snapshot_set_init(&set);
