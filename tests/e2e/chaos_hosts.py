@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 
-from nodes import mesh, mesh_join, unwire
+from nodes import mesh, mesh_join, own_time, unwire
 
 MODEL = ('--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --threads 1 --sample 0 --eval-windows 0 '
          '--log-every 1').split()
@@ -89,6 +89,7 @@ class Run:
         self.dir = tempfile.mkdtemp(prefix='shd-chaos.')
         self.names = 'abc'[:o.hosts]
         self.nodes = [f'shdx{n}{os.getpid()}' for n in self.names]
+        self.own_time = [['unshare', *flags] if (flags := own_time(i)) else [] for i in range(len(self.names))]
         self.hosts, self.workers, self.events, self.out_at = {}, {}, [], 0
         self.kills = 0
         self.stalls = {}        # by kind: the longest time without a step behind one
@@ -123,7 +124,8 @@ class Run:
         return os.path.join(self.dir, name)
 
     def on(self, host):
-        return ['ip', 'netns', 'exec', self.nodes[self.names.index(host)]]
+        i = self.names.index(host)
+        return ['ip', 'netns', 'exec', self.nodes[i], *self.own_time[i]]
 
     def start_host(self, host):
         with open(self.path(f'{host}.address'), 'wb') as out, open(self.path(f'host_{host}.log'), 'ab') as err:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 
-from nodes import into_venv, skip, soon, unwire, wire
+from nodes import into_venv, own_time, skip, soon, unwire, wire
 
 PACKAGE = 'kubernetes-validate==1.37.0'
 MODEL = ('--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-windows 0 '
@@ -88,7 +88,7 @@ class Cluster:
         kept = context['capabilities'].get('add', [])
         capabilities = ','.join(['-all', *('+' + name.lower() for name in kept)])
         assert context['capabilities']['drop'] == ['ALL'] and context['allowPrivilegeEscalation'] is False
-        command = ['ip', 'netns', 'exec', self.nodes[node], 'unshare', '--mount', '--uts', '--pid', '--fork', '--kill-child', '--mount-proc',
+        command = ['ip', 'netns', 'exec', self.nodes[node], 'unshare', *own_time(node), '--mount', '--uts', '--pid', '--fork', '--kill-child', '--mount-proc',
                    'sh', '-ec',
                    f'hostname {pod} && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /mnt && {mounts} mount --bind {self.work}/hosts /etc/hosts && '
                    f'exec setpriv --reuid {user} --regid {group} --clear-groups --bounding-set={capabilities} '

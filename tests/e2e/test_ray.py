@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from nodes import LIMIT_S, into_venv, mesh, skip, soon, unwire
+from nodes import LIMIT_S, into_venv, mesh, own_time, skip, soon, unwire
 
 PACKAGE = 'ray==2.60.0'
 MODEL = ('--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1 --sample 0 --eval-windows 0 '
@@ -60,7 +60,7 @@ class Node:
         os.mkdir(self.files)
         # pylint: disable-next=consider-using-with
         self.outer = subprocess.Popen(
-            ['ip', 'netns', 'exec', cluster.nets[i], 'unshare', '--mount', '--uts', '--ipc', '--pid', '--fork', '--kill-child',
+            ['ip', 'netns', 'exec', cluster.nets[i], 'unshare', *own_time(i), '--mount', '--uts', '--ipc', '--pid', '--fork', '--kill-child',
              '--mount-proc', 'sh', '-ec', INIT, 'sh', self.name, self.files, f'{cluster.work}/ray', f'{cluster.work}/hosts', EXAMPLE],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if (line := self.outer.stdout.readline()) != b'ready\n':
@@ -70,7 +70,7 @@ class Node:
         self.space = os.readlink(f'/proc/{self.first}/ns/pid')
 
     def words(self, *command):
-        return ['nsenter', '--target', str(self.first), '--root', '--wd', '--net', '--mount', '--uts', '--ipc', '--pid', 'env', '-i',
+        return ['nsenter', '--target', str(self.first), '--root', '--wd', '--net', '--mount', '--uts', '--ipc', '--pid', '--time', 'env', '-i',
                 *(f'{name}={value}' for name, value in self.environment.items()), *command]
 
     def run(self, *command):
