@@ -12,6 +12,7 @@
 #include "proto/share/fdpass.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
+#include "tests/lib/paired.h"
 #include "tests/lib/raw_client.h"
 
 static const struct pt_model pt = {
@@ -273,6 +274,8 @@ static struct shared *share(void)
     return shared;
 }
 
+static char pair[400]; /* an address; "": all daemons, none of them a replica */
+
 static pid_t fork_opener(struct shared *shared, struct source from)
 {
     const pid_t pid = test_fork();
@@ -282,7 +285,7 @@ static pid_t fork_opener(struct shared *shared, struct source from)
     shd_session *s;
     shd_model *m;
     bool created = false;
-    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
+    int r = try_connect(pair[0] != '\0' ? pair : daemons.dir, PATIENT_MS, &s, &e);
     while (!atomic_load(&shared->go))
         sleep_ms(1);
     if (r == SHD_OK)
@@ -447,6 +450,40 @@ TEST(a_creator_killed_at_any_point_leaves_all_or_nothing)
         }
     fail_point_hook = NULL;
     munmap(shared, sizeof *shared);
+}
+
+/* Owner 0's replica keeps no model for owner 0's word: what it lacks is to be dropped, as it says.
+ */
+TEST(a_model_that_a_replica_lacks_is_dropped_and_made_anew)
+{
+    char hex[65];
+    struct shd_err e = { 0 };
+    struct source from = SOURCE(5);
+    struct shared *shared = share();
+    shd_session *s;
+    shd_model *m;
+    begin(5, hex);
+    *shared = (struct shared){ .go = true };
+    fixture_start_kept(&daemons, 2, "");
+    paired_make(&daemons, 2);
+    snprintf(pair, sizeof pair, "%s?cpu0+cpu1", daemons.dir);
+    fail_point_hook = kill_here;
+    kill_point = "open:opened";
+    expect_end(fork_opener(shared, SOURCE(5)), true);
+    kill_point = NULL;
+    fail_point_hook = NULL;
+    EXPECT_OK(try_connect(pair, PATIENT_MS, &s, &e), &e);
+    EXPECT_STATUS(shd_model_attach(s, "begun", &m, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "daemon cpu1");
+    EXPECT_OK(shd_model_drop(s, "begun", NULL, &e), &e);
+    EXPECT_OK(open_from(s, &from, &m, NULL, &e), &e);
+    expect_values(m, 5, hex);
+    shd_close(s);
+    pair[0] = '\0';
+    munmap(shared, sizeof *shared);
+    paired_put_out("b");
+    paired_remove(&daemons);
+    fixture_stop(&daemons);
 }
 
 TEST(daemons_killed_at_any_point_have_all_or_nothing)
