@@ -56,8 +56,7 @@ void step_rewind_take(const struct step *s, struct rewind_record *ret_record,
 struct rewind_ask {
     uint64_t step;
     uint64_t attempt; /* that began with the last rewind the session knows of; 0: none */
-    uint64_t
-        consent; /* of the hold at owner 0, by its clock; 0: this is owner 0, which says when */
+    uint64_t consent; /* of the hold at owner 0, by its clock; 0: to owner 0, which says when */
 };
 
 /* What a guard's windows have of single units, beside that: bytes of it, as it is at the open step,

@@ -8,9 +8,9 @@
  * When the last unit is done the segment goes.
  *
  * All owners or none. Owner 0's commit is what counts; before it, all of them were full. Owner 0's
- * replica is asked next, then the others. Who learns
- * of it passes it on, as any decision (client/paths/turn.h), and finds the values there: those that
- * are full stay when their session dies, but at owner 0. They go when their step is over otherwise,
+ * replica is asked next, then the others. Who learns of it passes it on, as any decision
+ * (client/paths/turn.h), and finds the values there: those that are full stay when their session
+ * dies, but at owner 0. They go when their step is over otherwise,
  * or when a session that has owner 0's consent begins another put.
  *
  * Failure: no room, or no keeper takes it: the request fails, and nothing has changed. Loop thread,
