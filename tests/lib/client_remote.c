@@ -34,6 +34,16 @@ shd_session *attach(uint64_t timeout_ms)
     return s;
 }
 
+shd_session *attach_devices(const char *devices)
+{
+    char address[400];
+    struct shd_err e;
+    shd_session *s = NULL;
+    snprintf(address, sizeof address, "%s?%s", daemons.dir, devices);
+    EXPECT_OK(try_connect(address, PATIENT_MS, &s, &e), &e);
+    return s;
+}
+
 shd_model *open_toy(shd_session *s, const char *spec)
 {
     struct shd_err e = { 0 };

@@ -19,6 +19,9 @@ int try_connect(const char *address, uint64_t timeout_ms, shd_session **ret, str
 
 shd_session *attach(uint64_t timeout_ms);
 
+/* To some of the daemons, or to pairs: "cpu0+cpu1". */
+shd_session *attach_devices(const char *devices);
+
 shd_model *open_toy(shd_session *s, const char *spec);
 
 void digest_of(shd_model *m, char hex[65]);

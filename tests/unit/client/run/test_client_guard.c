@@ -345,14 +345,7 @@ TEST(owners_killed_around_the_commit_agree)
 
 /* -- Hosts with replicas ----------------------------------------------------------------------- */
 
-static shd_session *connect_pair(void)
-{
-    char address[400];
-    shd_session *s;
-    snprintf(address, sizeof address, "%s?cpu0+cpu1", daemons.dir);
-    MUST_OK(try_connect(address, PATIENT_MS, &s, &e));
-    return s;
-}
+#define PAIR "cpu0+cpu1"
 
 /* Steps with a rule of units in this process, the last one with the planted batch. */
 static double bound_here(char ret_hex[65], uint64_t steps)
@@ -399,7 +392,7 @@ static pid_t other_of_pair(int go)
     if (pid != 0)
         return pid;
     MUST(read(go, &byte, 1) == 1);
-    shd_session *s = connect_pair();
+    shd_session *s = attach_devices(PAIR);
     MUST_OK(shd_model_open(s, spec(rules[3]), &m, &e));
     MUST(shd_step(m) == 1);
     MUST_OK(train(m, LARGE, false, toy_all_micros + 2, 2, NULL, &e));
@@ -418,7 +411,7 @@ TEST(a_host_lost_while_gradients_are_waited_for_leaves_the_others)
     fixture_start_kept(&daemons, 2, "");
     paired_make(&daemons, 2);
     const pid_t pid = other_of_pair(go[0]);
-    shd_session *s = connect_pair();
+    shd_session *s = attach_devices(PAIR);
     shd_model *m = open_toy(s, spec(rules[3]));
     EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, NULL, &e), &e);
     waits.m = m;
@@ -451,7 +444,7 @@ static void train_and_die(void)
     shd_model *m;
     const pid_t pid = test_fork();
     if (pid == 0) {
-        shd_session *s = connect_pair();
+        shd_session *s = attach_devices(PAIR);
         MUST_OK(shd_model_open(s, spec(rules[3]), &m, &e));
         while (shd_step(m) < BAD - 2)
             MUST_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, NULL, &e));
@@ -479,7 +472,7 @@ TEST(windows_of_a_replica_are_its_owners)
     fixture_start_kept(&daemons, 2, "");
     paired_make(&daemons, 2);
     train_and_die();
-    shd_session *s = connect_pair();
+    shd_session *s = attach_devices(PAIR);
     shd_model *m = open_toy(s, spec(rules[3]));
     EXPECT_EQ(shd_step(m), BAD - 1);
     EXPECT_OK(train(m, LARGE, false, toy_all_micros, TOY_MICROS, NULL, &e), &e);

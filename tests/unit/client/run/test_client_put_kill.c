@@ -39,16 +39,6 @@ TEST(a_daemon_killed_while_values_are_written_has_all_written_anew)
 #ifdef SHD_FAIL_POINTS
 static const char *kill_point;
 
-static shd_session *attach_pair(const char *devices)
-{
-    char address[400];
-    struct shd_err e = { 0 };
-    shd_session *s = NULL;
-    snprintf(address, sizeof address, "%s?%s", daemons.dir, devices);
-    EXPECT_OK(try_connect(address, PATIENT_MS, &s, &e), &e);
-    return s;
-}
-
 static void kill_here(const char *name)
 {
     if (kill_point != NULL && strcmp(name, kill_point) == 0)
@@ -63,7 +53,7 @@ static void put_and_die_at(const char *devices, const char *point)
     CHECK(pid >= 0);
     if (pid == 0) {
         fail_point_hook = kill_here;
-        shd_session *s = devices != NULL ? attach_pair(devices) : attach(PATIENT_MS);
+        shd_session *s = devices != NULL ? attach_devices(devices) : attach(PATIENT_MS);
         shd_model *m = open_pt(s);
         kill_point = point;
         put_ok(m, 9);
@@ -145,11 +135,11 @@ TEST(a_worker_killed_at_any_point_has_put_all_or_nothing_with_a_replica)
         const bool twin = i == ARRAY_SIZE(points), put = twin || points[i].put;
         fixture_start_kept(&daemons, 2, "");
         paired_make(&daemons, 2);
-        shd_session *s = attach_pair("cpu0+cpu1");
+        shd_session *s = attach_devices("cpu0+cpu1");
         train_pt(open_pt(s), 2);
         shd_close(s);
         put_and_die_at("cpu0+cpu1", twin ? "put:twin_committed" : points[i].name);
-        s = attach_pair("cpu0+cpu1");
+        s = attach_devices("cpu0+cpu1");
         shd_model *m = open_pt(s);
         EXPECT_EQ(shd_step(m), 2u + put);
         expect_without_a(s, m, put ? new : old);
@@ -161,7 +151,7 @@ static void return_here(const char *name)
     if (kill_point == NULL || strcmp(name, kill_point) != 0)
         return;
     kill_point = NULL;
-    shd_session *s = attach_pair("cpu1");
+    shd_session *s = attach_devices("cpu1");
     shd_model *m = open_pt(s);
     EXPECT_EQ(shd_step(m), 2);
     return_all(m, 0);
@@ -175,7 +165,7 @@ TEST(gradients_that_have_come_to_a_replica_are_dropped)
     put_reference(2, /* put= */ true, 0, want);
     fixture_start_kept(&daemons, 2, "");
     paired_make(&daemons, 2);
-    shd_session *s = attach_pair("cpu0+cpu1");
+    shd_session *s = attach_devices("cpu0+cpu1");
     shd_model *m = open_pt(s);
     train_pt(m, 2);
     fail_point_hook = return_here;
