@@ -56,11 +56,11 @@ def fail(why):
 class Node:
     def __init__(self, cluster, i):
         self.name, self.ip, self.files = 'ray' + 'abc'[i], f'{NETWORK}.{i + 1}', f'{cluster.work}/node{i}'
-        self.environment = cluster.environment
+        self.environment, self.own_time = cluster.environment, own_time(i)
         os.mkdir(self.files)
         # pylint: disable-next=consider-using-with
         self.outer = subprocess.Popen(
-            ['ip', 'netns', 'exec', cluster.nets[i], 'unshare', *own_time(i), '--mount', '--uts', '--ipc', '--pid', '--fork', '--kill-child',
+            ['ip', 'netns', 'exec', cluster.nets[i], 'unshare', *self.own_time, '--mount', '--uts', '--ipc', '--pid', '--fork', '--kill-child',
              '--mount-proc', 'sh', '-ec', INIT, 'sh', self.name, self.files, f'{cluster.work}/ray', f'{cluster.work}/hosts', EXAMPLE],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if (line := self.outer.stdout.readline()) != b'ready\n':
@@ -70,7 +70,7 @@ class Node:
         self.space = os.readlink(f'/proc/{self.first}/ns/pid')
 
     def words(self, *command):
-        return ['nsenter', '--target', str(self.first), '--root', '--wd', '--net', '--mount', '--uts', '--ipc', '--pid', '--time', 'env', '-i',
+        return ['nsenter', '--target', str(self.first), '--root', '--wd', '--net', '--mount', '--uts', '--ipc', '--pid', *self.own_time[:1], 'env', '-i',
                 *(f'{name}={value}' for name, value in self.environment.items()), *command]
 
     def run(self, *command):
