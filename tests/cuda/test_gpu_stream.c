@@ -136,7 +136,7 @@ static void single_open(struct single *x, const struct worker *w)
 {
     struct shd_err e = { 0 };
     const struct shd_options options = { .size = sizeof options,
-                                         .address = daemons.dir,
+                                         .address = daemons.address,
                                          .slots = 32,
                                          .device = "cuda:0",
                                          .idle = idle };

@@ -52,7 +52,7 @@ static char *make_spec(void)
 static shd_session *connect_to(void)
 {
     const struct shd_options options = { .size = sizeof options,
-                                         .address = daemons.dir,
+                                         .address = daemons.address,
                                          .timeout_ms = TEST_HANG_MS };
     struct shd_err e = { 0 };
     shd_session *s;

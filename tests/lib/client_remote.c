@@ -11,6 +11,8 @@
 #include "client/checkpoint/restore.h"
 #include "client/checkpoint/save.h"
 #include "client/paths/map.h"
+#include "client/session/hub.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
 #include "tests/lib/child.h"
@@ -30,7 +32,7 @@ shd_session *attach(uint64_t timeout_ms)
 {
     struct shd_err e;
     shd_session *s;
-    EXPECT_OK(try_connect(daemons.dir, timeout_ms, &s, &e), &e);
+    EXPECT_OK(try_connect(daemons.address, timeout_ms, &s, &e), &e);
     return s;
 }
 
@@ -58,6 +60,13 @@ void digest_of(shd_model *m, char hex[65])
     uint64_t step;
     EXPECT_OK(shd_digest(m, hex, &step, &e), &e);
     EXPECT_EQ(step, shd_step(m));
+}
+
+void poll_until(struct hub *hub, bool (*is_so)(const struct hub *hub))
+{
+    struct shd_err e;
+    while (!is_so(hub))
+        EXPECT_OK(hub_poll(hub, 10 * NS_PER_MS, &e), &e);
 }
 
 void remove_dead_fixture(void)
@@ -122,7 +131,7 @@ void trainer_run(const char *spec, uint32_t rank, uint32_t workers, uint64_t ste
     uint32_t micros[TOY_MICROS], count = 0;
     for (uint32_t micro = rank; micro < TOY_MICROS; micro += workers)
         micros[count++] = micro;
-    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
+    int r = try_connect(daemons.address, PATIENT_MS, &s, &e);
     if (r == SHD_OK)
         r = shd_model_open(s, spec, &m, &e);
     while (r == SHD_OK && shd_step(m) < steps)

@@ -10,6 +10,8 @@
 #include "tests/lib/fixture.h"
 #include "tests/lib/test.h"
 
+struct hub;
+
 extern struct fixture daemons;
 
 /* For sessions whose limit is not what the test is about: the machine may be busy. */
@@ -25,6 +27,9 @@ shd_session *attach_devices(const char *devices);
 shd_model *open_toy(shd_session *s, const char *spec);
 
 void digest_of(shd_model *m, char hex[65]);
+
+/* Until it is so. */
+void poll_until(struct hub *hub, bool (*is_so)(const struct hub *hub));
 
 /* After a test that killed one: the others too, and what they leave. */
 void remove_dead_fixture(void);

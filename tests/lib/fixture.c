@@ -16,6 +16,7 @@
 #include "daemon/daemon.h"
 #include "proto/base/check.h"
 #include "proto/share/reserve.h"
+#include "tests/lib/paired.h"
 
 const char *fixture_device(const struct fixture *f, int index, char name[FIXTURE_DEVICE_BYTES])
 {
@@ -109,6 +110,8 @@ static void fixture_sweep(void)
         snprintf(path, sizeof path, "%s/notify%d", f->dir, i);
         unlink(path);
     }
+    if (f->paired)
+        paired_erase(f);
     rmdir(f->dir);
 }
 
@@ -121,35 +124,61 @@ const char *fixture_base(void)
     return base;
 }
 
-static void fixture_make_dir(struct fixture *f)
+/* What the test knows is host a's: [count] daemons that are each held twice. */
+static void fixture_make_pairs(struct fixture *f, int count)
+{
+    char a[FIXTURE_DEVICE_BYTES], b[FIXTURE_DEVICE_BYTES];
+    for (int i = 0; i < count; i++) {
+        const size_t used = strlen(f->address);
+        snprintf(f->address + used, sizeof f->address - used, "%c%s+%s", i == 0 ? '?' : ',',
+                 fixture_device(f, i, a), fixture_device(f, count + i, b));
+    }
+    paired_make(f, 2, count);
+}
+
+static bool wants_pairs(const struct fixture *f)
+{
+    const char *told = getenv("SHD_TEST_PAIRS");
+    return f->replicas == FIXTURE_PAIRS ||
+           (f->replicas == FIXTURE_AS_TOLD && told != NULL && strcmp(told, "1") == 0);
+}
+
+/* Returns how many daemons there are to be. */
+static int fixture_make_dir(struct fixture *f, int count)
 {
     if (fixture_owner == 0)
         atexit(fixture_sweep);
     fixture_sweep(); /* what a test that failed before has left */
+    f->paired = wants_pairs(f);
+    const int all = f->paired ? 2 * count : count;
+    CHECK(all <= FIXTURE_DAEMONS_MAX);
     snprintf(f->dir, sizeof f->dir, "%.200s/shd-test-XXXXXX", fixture_base());
     CHECK(mkdtemp(f->dir) != NULL);
     fixture_owner = getpid();
     fixture_open = f;
     f->count = 0;
     f->keeper = 0;
+    snprintf(f->address, sizeof f->address, "%s", f->dir);
+    if (f->paired)
+        fixture_make_pairs(f, count);
     fflush(stdout);
+    return all;
 }
 
 void fixture_start(struct fixture *f, int count, void (*in_child)(int index))
 {
-    CHECK(count <= FIXTURE_DAEMONS_MAX);
-    fixture_make_dir(f);
-    for (int i = 0; i < count; i++) {
+    const int all = fixture_make_dir(f, count);
+    for (int i = 0; i < all; i++) {
         f->pids[i] = fork();
         CHECK(f->pids[i] >= 0);
         if (f->pids[i] == 0) {
-            if (in_child != NULL)
+            if (in_child != NULL && i < count)
                 in_child(i);
             fixture_serve(f, i);
         }
         f->count = i + 1;
     }
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < all; i++)
         fixture_wait_up(f, i);
 }
 
@@ -177,14 +206,13 @@ void fixture_restart(struct fixture *f, int index)
 
 void fixture_start_kept(struct fixture *f, int count, const char *fail)
 {
-    CHECK(count <= FIXTURE_DAEMONS_MAX);
-    fixture_make_dir(f);
-    f->control = keeper_new(f->dir, count, fixture_serve_kept, &f->keeper);
-    for (int i = 0; i < count; i++) {
-        fixture_succeed(f, i, fail);
+    const int all = fixture_make_dir(f, count);
+    f->control = keeper_new(f->dir, all, fixture_serve_kept, &f->keeper);
+    for (int i = 0; i < all; i++) {
+        fixture_succeed(f, i, i < count ? fail : strchr(fail, ';') != NULL ? ";" : "");
         f->count = i + 1;
     }
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < all; i++)
         fixture_wait_up(f, i);
 }
 
@@ -230,6 +258,8 @@ void fixture_stop(struct fixture *f)
         EXPECT_EQ(waitpid(f->keeper, NULL, 0), f->keeper);
         f->keeper = 0;
     }
+    if (f->paired)
+        paired_erase(f);
     EXPECT_EQ(rmdir(f->dir), 0);
     fixture_open = NULL;
 }

@@ -3,7 +3,11 @@
  * program.
  *
  * fixture_start_kept(): children of a keeper (tests/lib/keeper.h) instead, which holds what they
- * store with it; fixture_restart() kills one and starts its successor. */
+ * store with it; fixture_restart() kills one and starts its successor.
+ *
+ * $SHD_TEST_PAIRS=1: each daemon that the test asks for has a replica on another host: twice as
+ * many are started, of which the first half, on host a, is what the test knows, and the second,
+ * on host b, has no faults planted. */
 #ifndef SHD_TESTS_FIXTURE_H
 #define SHD_TESTS_FIXTURE_H
 
@@ -11,19 +15,28 @@
 #include "tests/lib/keeper.h"
 #include "tests/lib/test.h"
 
-#define FIXTURE_DAEMONS_MAX 8
+#define FIXTURE_DAEMONS_MAX 16
+
+enum fixture_replicas {
+    FIXTURE_AS_TOLD, /* by $SHD_TEST_PAIRS */
+    FIXTURE_ALONE,
+    FIXTURE_PAIRS,
+};
 
 struct fixture {
     char dir[256];
+    char address[512]; /* all of them, as shd_connect() takes it */
     pid_t pids[FIXTURE_DAEMONS_MAX];
-    int count;
+    int count;                                /* with replicas */
     pid_t keeper;                             /* 0: none, the daemons are our own children */
     int control;                              /* socket to it */
     const char *devices[FIXTURE_DAEMONS_MAX]; /* set before the start; NULL: cpu and its index */
     bool pin;                                 /* likewise */
-    const char *state, *publish, *snapshots;  /* likewise, as shardd takes them; NULL: what
-                                               * $SHD_TEST_STATE and so on say, or memory */
-    struct quota_config quota;                /* likewise */
+    enum fixture_replicas replicas;           /* likewise */
+    bool paired;
+    const char *state, *publish, *snapshots; /* set before the start, as shardd takes them; NULL:
+                                              * what $SHD_TEST_STATE and so on say, or memory */
+    struct quota_config quota;               /* likewise */
 };
 
 #define FIXTURE_DEVICE_BYTES 16

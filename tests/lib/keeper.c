@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define KEEPER_DAEMONS_MAX 8
+#define KEEPER_DAEMONS_MAX 16
 #define KEEPER_FDS_MAX     64
 #define KEEPER_PARKED_FD   600 /* where a child keeps them until 3, 4, ... are free */
 

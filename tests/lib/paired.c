@@ -5,9 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/session/hub.h"
 #include "proto/base/check.h"
-#include "proto/base/clock.h"
 #include "proto/files/arbiter.h"
 #include "proto/files/replicas.h"
 
@@ -18,34 +16,58 @@ static void arbiter_text(char text[320])
     snprintf(text, 320, "file:%s", paired_dir);
 }
 
-void paired_make(const struct fixture *f, uint32_t hosts)
+void paired_make(const struct fixture *f, int hosts, int devices)
 {
-    char text[320];
+    char text[320], name[FIXTURE_DEVICE_BYTES];
     struct shd_err e;
-    struct replicas_host all[PAIRED_HOSTS_MAX] = { { .name = "a", .devices = "cpu0" },
-                                                   { .name = "b", .devices = "cpu1" },
-                                                   { .name = "c", .devices = "cpu2" } };
-    const struct replicas r = {
-        .arbiter = text, .cluster = "c0", .hosts = all, .host_count = hosts, .device_count = hosts
-    };
+    struct replicas_host all[PAIRED_HOSTS_MAX] = { { .name = "a" },
+                                                   { .name = "b" },
+                                                   { .name = "c" } };
+    const struct replicas r = { .arbiter = text,
+                                .cluster = "c0",
+                                .hosts = all,
+                                .host_count = (uint32_t)hosts,
+                                .device_count = (uint32_t)(hosts * devices) };
     CHECK(hosts <= PAIRED_HOSTS_MAX);
+    for (int i = 0; i < hosts * devices; i++) {
+        char *list = all[i / devices].devices;
+        const size_t used = strlen(list);
+        snprintf(list + used, sizeof all[0].devices - used, "%s%s", used > 0 ? "," : "",
+                 fixture_device(f, i, name));
+    }
     snprintf(paired_dir, sizeof paired_dir, "%s/arbiter", f->dir);
     arbiter_text(text);
     EXPECT_EQ(mkdir(paired_dir, 0700), 0);
     EXPECT_OK(replicas_write(f->dir, &r, &e), &e);
 }
 
-void paired_remove(const struct fixture *f)
+void paired_start(struct fixture *f, int count, int hosts, const char *fail)
+{
+    f->replicas = FIXTURE_ALONE;
+    if (fail == NULL)
+        fixture_start(f, count, NULL);
+    else
+        fixture_start_kept(f, count, fail);
+    f->replicas = FIXTURE_AS_TOLD;
+    paired_make(f, hosts, 1);
+}
+
+uint32_t paired_erase(const struct fixture *f)
 {
     char path[400];
     uint32_t views = 0;
     do
         snprintf(path, sizeof path, "%s/c0.%" PRIu32, paired_dir, views + 1);
     while (unlink(path) == 0 && ++views < 100);
-    EXPECT(views > 0);
-    EXPECT_EQ(rmdir(paired_dir), 0);
+    rmdir(paired_dir);
     snprintf(path, sizeof path, "%s/" REPLICAS_FILE, f->dir);
     unlink(path);
+    return views;
+}
+
+void paired_remove(const struct fixture *f)
+{
+    EXPECT(paired_erase(f) > 0);
 }
 
 typedef int next_fn(const struct arbiter_view *v, const char *host, struct arbiter_view *ret_next,
@@ -80,11 +102,4 @@ void paired_take_in(const char *host)
 void paired_fill(const char *host)
 {
     claim(arbiter_view_filled, host);
-}
-
-void poll_until(struct hub *hub, bool (*is_so)(const struct hub *hub))
-{
-    struct shd_err e;
-    while (!is_so(hub))
-        EXPECT_OK(hub_poll(hub, 10 * NS_PER_MS, &e), &e);
 }

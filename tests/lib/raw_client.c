@@ -133,7 +133,7 @@ void trainer_start(void)
     struct shd_err e;
     fixture_start(&fixture, 1, NULL);
     EXPECT_OK(shd_connect(&(struct shd_options){ .size = sizeof(struct shd_options),
-                                                 .address = fixture.dir,
+                                                 .address = fixture.address,
                                                  .timeout_ms = TEST_HANG_MS },
                           &trainer, &e),
               &e);

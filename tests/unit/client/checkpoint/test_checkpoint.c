@@ -41,7 +41,7 @@ __attribute__((noreturn)) static void be_trainer(const char *spec, long pause_ms
     shd_session *s;
     shd_model *m;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
+    int r = try_connect(daemons.address, PATIENT_MS, &s, &e);
     if (r == SHD_OK)
         r = shd_model_open(s, spec, &m, &e);
     while (r == SHD_OK && !atomic_load(&shared->stop) && shd_step(m) < STEPS_MAX) {
@@ -174,7 +174,7 @@ __attribute__((noreturn)) static void be_half(uint32_t half)
     shd_session *s;
     shd_model *m;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
+    int r = try_connect(daemons.address, PATIENT_MS, &s, &e);
     if (r == SHD_OK)
         r = shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e);
     while (r == SHD_OK) {
@@ -463,7 +463,7 @@ __attribute__((noreturn)) static void be_saver(void)
     struct shd_err e = { 0 };
     shd_session *s;
     shd_model *m;
-    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
+    int r = try_connect(daemons.address, PATIENT_MS, &s, &e);
     if (r == SHD_OK)
         r = shd_model_attach(s, "toy", &m, &e);
     const struct shd_checkpoint_options options = { .size = sizeof options, .keep = 2 };

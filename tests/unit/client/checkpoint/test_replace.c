@@ -219,7 +219,7 @@ TEST(a_daemon_killed_before_or_after_the_one_store_has_the_old_or_the_new)
         CHECK(pid >= 0);
         if (pid == 0) {
             shd_session *s;
-            if (try_connect(daemons.dir, PATIENT_MS, &s, &e) == SHD_OK)
+            if (try_connect(daemons.address, PATIENT_MS, &s, &e) == SHD_OK)
                 replace(s, NULL, &e);
             _exit(0);
         }

@@ -292,7 +292,7 @@ TEST(clients_killed_while_they_open_a_large_model_leave_nothing)
             struct shd_err e;
             shd_session *own;
             shd_model *same;
-            if (try_connect(daemons.dir, PATIENT_MS, &own, &e) == SHD_OK)
+            if (try_connect(daemons.address, PATIENT_MS, &own, &e) == SHD_OK)
                 shd_model_open(own, spec, &same, &e);
             _exit(0);
         }

@@ -170,7 +170,7 @@ __attribute__((noreturn)) static void be_worker(uint32_t worker, uint32_t worker
     shd_model *m;
     for (uint32_t i = worker; i < TOY_MICROS; i += workers)
         micros[count++] = i;
-    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
+    int r = try_connect(daemons.address, PATIENT_MS, &s, &e);
     if (r == SHD_OK)
         r = shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e);
     while (r == SHD_OK && shd_step(m) < steps) /* without a part it may jump */
@@ -523,7 +523,7 @@ static void open_before_an_upgrade(const char *spec)
     shd_session *s = NULL;
     shd_model *m;
     const struct shd_options options = {
-        .size = sizeof options, .address = daemons.dir, .idle = answered_by_one, .idle_ctx = &s
+        .size = sizeof options, .address = daemons.address, .idle = answered_by_one, .idle_ctx = &s
     };
     EXPECT_OK(shd_connect(&options, &s, &e), &e);
     s->hub->links[1].peer.level = WIRE_LEVEL_COUNTS - 1;

@@ -51,8 +51,7 @@ static shd_model *begin(const char *patience, const char *starts, void (*keep)(s
     setenv("SHARDD_REPLICA_PATIENCE", patience, 1);
     heard[0] = '\0';
     make_ckpts();
-    fixture_start_kept(&daemons, 2, starts);
-    paired_make(&daemons, 2);
+    paired_start(&daemons, 2, 2, starts);
     shd_model *m = open_toy(connect_to("cpu0+cpu1"), toy_spec("f32", TOY_ADAMW));
     train_steps(m, 2);
     keep(m);

@@ -91,7 +91,7 @@ static pid_t start_ranked(const char *rank)
 static void open_ranked(const char *rank)
 {
     const struct shd_options options = { .size = sizeof options,
-                                         .address = daemons.dir,
+                                         .address = daemons.address,
                                          .name = "ranked",
                                          .timeout_ms = PATIENT_MS,
                                          .waits = take_line };
@@ -144,7 +144,7 @@ TEST(nobody_at_the_address_is_named)
     EXPECT(s == NULL);
     kill(daemons.pids[0], SIGKILL); /* leaves its sockets behind */
     waitpid(daemons.pids[0], NULL, 0);
-    EXPECT_STATUS(try_connect(daemons.dir, test_paced(1000), &s, &e), SHD_EGONE);
+    EXPECT_STATUS(try_connect(daemons.address, test_paced(1000), &s, &e), SHD_EGONE);
     EXPECT_HAS(e.text, "cpu0");
     snprintf(address, sizeof address, "rm -rf %s", daemons.dir);
     EXPECT_EQ(system(address), 0);

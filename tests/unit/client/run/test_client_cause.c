@@ -134,7 +134,7 @@ static pid_t other_worker(const struct plant *p)
         return pid;
     shd_session *s;
     shd_model *m;
-    MUST_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e));
+    MUST_OK(try_connect(daemons.address, PATIENT_MS, &s, &e));
     MUST_OK(shd_model_open(s, spec(p), &m, &e));
     while (shd_step(m) < STEPS)
         MUST_OK(train(m, p, toy_all_micros + 2, 2, NULL, &e));
@@ -237,7 +237,7 @@ TEST(the_status_names_it_and_successors_know_it)
         expect_status(s, text);
         EXPECT_EQ(shell("'" SHD_BIN_DIR "/shardctl' status -a '%s' | grep -q 'last step of toy "
                         "skipped: gradients are not finite, the first in unit h0 by micro-batch 2'",
-                        daemons.dir),
+                        daemons.address),
                   0);
         fixture_restart(&daemons, 0);
     }
@@ -247,11 +247,11 @@ TEST(the_status_names_it_and_successors_know_it)
     EXPECT_EQ(shell("'" SHD_BIN_DIR "/shardctl' log -a '%s' | grep 'step 4 ' | grep -q 'SKIPPED: "
                     "gradients are not finite, the first in unit h0 by micro-batch 2 of worker .* "
                     "(pid %d)'",
-                    daemons.dir, (int)getpid()),
+                    daemons.address, (int)getpid()),
               0);
     EXPECT_EQ(shell("'" SHD_BIN_DIR "/shardctl' log --json -a '%s' | grep -q '\"cause\":{\"unit\":"
                     "\"h0\",\"norm\":null,\"micro\":{\"number\":2,\"share\":1.0,\"worker\":'",
-                    daemons.dir),
+                    daemons.address),
               0);
     expect_rows(m, &p, want);
     shd_close(s);

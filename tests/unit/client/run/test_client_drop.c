@@ -372,7 +372,7 @@ static void train_until_told(uint32_t half)
     struct shd_err e = { 0 };
     struct shd_result result = { .size = sizeof result };
     const uint32_t micros[] = { half, half + 2 };
-    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
+    int r = try_connect(daemons.address, PATIENT_MS, &s, &e);
     if (r == SHD_OK)
         r = shd_model_open(s, TOY, &m, &e);
     while (r == SHD_OK)
@@ -670,7 +670,7 @@ TEST(a_daemon_killed_with_who_drops_it_leaves_all_or_nothing)
         CHECK(pid >= 0);
         if (pid == 0) {
             shd_session *s;
-            if (try_connect(daemons.dir, PATIENT_MS, &s, &e) == SHD_OK)
+            if (try_connect(daemons.address, PATIENT_MS, &s, &e) == SHD_OK)
                 drop_toy(s, false, &e);
             _exit(0);
         }

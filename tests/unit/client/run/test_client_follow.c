@@ -355,7 +355,7 @@ TEST(metrics_are_those_of_all_micro_batches_whoever_runs_which_units)
     for (int strategy = SHD_ZERO3; strategy <= SHD_DDP; strategy++) {
         sum_by("local:", 1, (enum shd_strategy)strategy);
         for (uint32_t workers = 1; workers <= 2; workers++)
-            sum_by(daemons.dir, workers, (enum shd_strategy)strategy);
+            sum_by(daemons.address, workers, (enum shd_strategy)strategy);
     }
     fixture_stop(&daemons);
 }
@@ -432,7 +432,7 @@ static int attach_and_step(const char *spec, struct pt_run *run, shd_session **r
 {
     shd_model *m;
     *ret_session = NULL;
-    int r = try_connect(daemons.dir, PATIENT_MS, ret_session, e);
+    int r = try_connect(daemons.address, PATIENT_MS, ret_session, e);
     if (r == SHD_OK)
         r = shd_model_open(*ret_session, spec, &m, e);
     if (r == SHD_OK)
@@ -469,11 +469,13 @@ static void fail_each(int kind, const char *want)
             break;
         }
         failures++;
-        EXPECT(r != SHD_OK && e.text[0] != '\0');
+        /* Without memory for it a look at the arbiter is put off. */
+        EXPECT(r != SHD_OK ? e.text[0] != '\0' : daemons.paired);
         if (s != NULL && s->models != NULL) {
             EXPECT_EQ(s->models->held.units, 0);
             EXPECT_EQ(s->live_bytes, 0);
-            EXPECT_OK(pt_step(s->models, &run, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+            if (r != SHD_OK)
+                EXPECT_OK(pt_step(s->models, &run, toy_all_micros, TOY_MICROS, NULL, &e), &e);
             digest_of(s->models, got);
             if (s->models->policy.set)
                 EXPECT_STR(got, want);

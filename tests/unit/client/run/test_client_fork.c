@@ -36,7 +36,7 @@ static pid_t worker_with_child(bool bare, pid_t *ret_child)
         shd_session *s = NULL;
         shd_model *m;
         struct shd_err why = { 0 };
-        MUST(try_connect(daemons.dir, PATIENT_MS, &s, &why) == SHD_OK);
+        MUST(try_connect(daemons.address, PATIENT_MS, &s, &why) == SHD_OK);
         MUST_OK(shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e));
         MUST_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e)); /* it has rings now */
         const pid_t child = bare ? (pid_t)syscall(SYS_fork) : fork();
@@ -146,7 +146,7 @@ static void be_child(struct parent *p)
     MUST(write(pipes[1], p->requests, 1) < 0 && errno == EFAULT);
     struct shd_err why = { 0 };
     shd_session *own = NULL;
-    MUST(try_connect(daemons.dir, PATIENT_MS, &own, &why) == SHD_OK);
+    MUST(try_connect(daemons.address, PATIENT_MS, &own, &why) == SHD_OK);
     shd_model *m;
     MUST_OK(shd_model_open(own, toy_spec("f32", TOY_ADAMW), &m, &e));
     MUST_OK(shd_acquire(m, 0, NULL, &e));

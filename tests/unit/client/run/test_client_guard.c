@@ -210,7 +210,7 @@ static pid_t other_worker(const char *rule)
         return pid;
     shd_session *s;
     shd_model *m;
-    MUST_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e));
+    MUST_OK(try_connect(daemons.address, PATIENT_MS, &s, &e));
     MUST_OK(shd_model_open(s, spec(rule), &m, &e));
     while (shd_step(m) < STEPS)
         MUST_OK(train(m, LARGE, false, toy_all_micros + 2, 2, NULL, &e));
@@ -408,8 +408,7 @@ TEST(a_host_lost_while_gradients_are_waited_for_leaves_the_others)
     struct shd_err e = { 0 };
     bound_here(want, 2);
     EXPECT_EQ(pipe(go), 0);
-    fixture_start_kept(&daemons, 2, "");
-    paired_make(&daemons, 2);
+    paired_start(&daemons, 2, 2, "");
     const pid_t pid = other_of_pair(go[0]);
     shd_session *s = attach_devices(PAIR);
     shd_model *m = open_toy(s, spec(rules[3]));
@@ -469,8 +468,7 @@ TEST(windows_of_a_replica_are_its_owners)
     struct shd_result result = { .size = sizeof result };
     struct shd_err e = { 0 };
     const double bound = bound_here(want, BAD + 1);
-    fixture_start_kept(&daemons, 2, "");
-    paired_make(&daemons, 2);
+    paired_start(&daemons, 2, 2, "");
     train_and_die();
     shd_session *s = attach_devices(PAIR);
     shd_model *m = open_toy(s, spec(rules[3]));

@@ -137,7 +137,7 @@ static pid_t other_worker(bool leaves_out)
         return pid;
     shd_session *s;
     shd_model *m;
-    MUST_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e));
+    MUST_OK(try_connect(daemons.address, PATIENT_MS, &s, &e));
     MUST_OK(shd_model_open(s, spec(BACK), &m, &e));
     const struct seen seen = train_to_end(m, leaves_out, toy_all_micros + 2, 2);
     shd_close(s);
@@ -195,7 +195,7 @@ static pid_t worker_that_dies(const char *where)
     shd_session *s;
     shd_model *m;
     setenv("SHARDD_FAIL", where, 1);
-    MUST_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e));
+    MUST_OK(try_connect(daemons.address, PATIENT_MS, &s, &e));
     MUST_OK(shd_model_open(s, spec(BACK), &m, &e));
     train_to_end(m, /* leaves_out= */ true, toy_all_micros, TOY_MICROS);
     _exit(0);

@@ -44,7 +44,7 @@ __attribute__((noreturn)) static void work(const char *spec, struct pt_run *run,
     uint32_t micros[TOY_MICROS], count = 0;
     for (uint32_t micro = rank; micro < TOY_MICROS; micro += workers)
         micros[count++] = micro;
-    MUST_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e));
+    MUST_OK(try_connect(daemons.address, PATIENT_MS, &s, &e));
     MUST_OK(shd_model_open(s, spec, &m, &e));
     MUST_OK(shd_set_policy(m, &run->policy, &e));
     while (shd_step(m) < run->steps) {

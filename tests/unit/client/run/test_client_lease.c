@@ -161,9 +161,10 @@ TEST(several_leases_are_held_given_back_and_waited_for)
     const struct shd_update update = toy_update(0);
     shd_session *other;
     fixture_start(&daemons, 2, NULL);
-    const struct shd_options options = {
-        .size = sizeof options, .address = daemons.dir, .timeout_ms = PATIENT_MS, .idle = on_idle
-    };
+    const struct shd_options options = { .size = sizeof options,
+                                         .address = daemons.address,
+                                         .timeout_ms = PATIENT_MS,
+                                         .idle = on_idle };
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
     EXPECT_OK(shd_connect(&options, &other, &e), &e);

@@ -134,7 +134,7 @@ static pid_t other_worker(uint32_t rank, uint32_t workers)
         return pid;
     shd_session *s;
     shd_model *m;
-    MUST_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e));
+    MUST_OK(try_connect(daemons.address, PATIENT_MS, &s, &e));
     MUST_OK(shd_model_open(s, spec_with(ROOM), &m, &e));
     while (shd_step(m) < STEPS)
         MUST_OK(share_step(m, rank, workers, NULL, &e));
@@ -240,7 +240,7 @@ static pid_t elastic_worker(void)
     struct toy toy = { .fail_micro = -1 };
     const struct shd_compute compute = { sizeof compute, &toy,        toy_forward,
                                          toy_backward,   toy_metrics, NULL };
-    MUST_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e));
+    MUST_OK(try_connect(daemons.address, PATIENT_MS, &s, &e));
     MUST_OK(shd_model_open(s, spec_with(ROOM), &toy.m, &e));
     while (shd_step(toy.m) < STEPS) {
         const struct shd_update update = toy_update(shd_step(toy.m));
@@ -396,7 +396,7 @@ TEST(put_says_the_number_of_the_step_behind_it)
         shd_model *om = NULL;
         if (owners > 0)
             fixture_start(&daemons, owners, NULL);
-        EXPECT_OK(try_connect(owners > 0 ? daemons.dir : "local:", PATIENT_MS, &s, &e), &e);
+        EXPECT_OK(try_connect(owners > 0 ? daemons.address : "local:", PATIENT_MS, &s, &e), &e);
         shd_model *m = open_toy(s, spec_with(ROOM));
         uint8_t arrays[16] = { 0 };
         arrays[0] = SHD_PUT_PARAMS;

@@ -64,7 +64,7 @@ TEST(matrices_come_to_the_same_bits_over_any_owners_and_workers)
                 pids[rank] = trainer_fork(muon_spec(dtype), rank, workers, 3);
             for (uint32_t rank = 0; rank < workers; rank++)
                 expect_well(pids[rank]);
-            shd_session *s = connect_to(daemons.dir);
+            shd_session *s = connect_to(daemons.address);
             shd_model *m = open_toy(s, muon_spec(dtype));
             EXPECT_EQ(shd_step(m), 3);
             digest_of(m, got);
@@ -80,7 +80,7 @@ TEST(matrices_come_to_the_same_bits_over_any_owners_and_workers)
 TEST(units_of_matrices_are_whole_at_owners_of_their_own)
 {
     fixture_start(&daemons, 3, NULL);
-    shd_session *s = connect_to(daemons.dir);
+    shd_session *s = connect_to(daemons.address);
     shd_model *m = open_toy(s, muon_spec("f32"));
     uint32_t seen[3] = { 0 };
     for (uint32_t u = MATRIX_UNIT; u < MATRIX_UNIT + 3; u++)
@@ -106,14 +106,14 @@ TEST(saved_by_some_owners_restored_by_others)
         reference("bf16", 4, NULL, 0, want);
         make_ckpts();
         fixture_start(&daemons, counts[i][0], NULL);
-        shd_session *s = connect_to(daemons.dir);
+        shd_session *s = connect_to(daemons.address);
         shd_model *m = open_toy(s, muon_spec("bf16"));
         train_steps(m, 2);
         save_ok(m, 1);
         shd_close(s);
         fixture_stop(&daemons);
         fixture_start(&daemons, counts[i][1], NULL);
-        s = connect_to(daemons.dir);
+        s = connect_to(daemons.address);
         m = restore_ok(s, ckpts);
         shd_model_close(m);
         m = open_toy(s, muon_spec("bf16"));
@@ -134,7 +134,7 @@ TEST(taken_back_to_a_snapshot_they_go_on_with_the_same_bits)
     whole = "adafactor";
     reference("f32", 4, NULL, 0, want);
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = connect_to(daemons.dir);
+    shd_session *s = connect_to(daemons.address);
     shd_model *m = open_toy(s, muon_spec("f32"));
     train_steps(m, 2);
     EXPECT_OK(shd_snapshot(m, &step, &e), &e);
@@ -156,7 +156,7 @@ TEST(a_fork_and_its_model_go_on_with_the_same_bits)
     whole = "adafactor";
     reference("f32", 4, NULL, 0, want);
     fixture_start(&daemons, 3, NULL);
-    shd_session *s = connect_to(daemons.dir);
+    shd_session *s = connect_to(daemons.address);
     shd_model *m = open_toy(s, muon_spec("f32"));
     train_steps(m, 2);
     EXPECT_OK(shd_model_fork(m, "twin", NULL, &e), &e);
@@ -272,7 +272,7 @@ TEST(puts_and_settings_come_to_the_same_bits)
         reference("f32", 2, cases[i].between, 2, want);
         EXPECT(strcmp(want, plain) != 0);
         fixture_start(&daemons, 2, NULL);
-        shd_session *s = connect_to(daemons.dir);
+        shd_session *s = connect_to(daemons.address);
         shd_model *m = open_toy(s, muon_spec("f32"));
         train_steps(m, 2);
         cases[i].between(m);
@@ -291,7 +291,7 @@ TEST(what_the_last_update_of_a_matrix_was_cannot_be_told)
     struct shd_err e = { 0 };
     whole = "muon";
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = connect_to(daemons.dir);
+    shd_session *s = connect_to(daemons.address);
     shd_model *m = open_toy(s, muon_spec("f32"));
     train_steps(m, 1);
     EXPECT_STATUS(shd_tensor_stats(m, "h0.w", SHD_UPDATE, &stats, &e), SHD_ENOTSUP);

@@ -162,7 +162,7 @@ TEST(what_is_begun_so_trains_and_is_adopted_like_any_other)
         shd_model *m;
         if (daemon >= 0)
             fixture_start_kept(&daemons, 2, "");
-        EXPECT_OK(try_connect(daemon < 0 ? "local:" : daemons.dir, PATIENT_MS, &s, &e), &e);
+        EXPECT_OK(try_connect(daemon < 0 ? "local:" : daemons.address, PATIENT_MS, &s, &e), &e);
         EXPECT_OK(open_from(s, &from, &m, NULL, &e), &e);
         for (int step = 0; step < 3; step++) {
             if (step == 1 && daemon >= 0)
@@ -222,7 +222,7 @@ TEST(what_owners_hold_is_read_back_to_the_bit)
         shd_model *m;
         if (count > 0)
             fixture_start_kept(&daemons, count, "");
-        EXPECT_OK(try_connect(count == 0 ? "local:" : daemons.dir, PATIENT_MS, &s, &e), &e);
+        EXPECT_OK(try_connect(count == 0 ? "local:" : daemons.address, PATIENT_MS, &s, &e), &e);
         EXPECT_OK(open_from(s, &from, &m, NULL, &e), &e);
         uint64_t step = 9, updates = 9;
         float *x = malloc(shd_unit_elems(m, 0) * sizeof *x);
@@ -285,7 +285,7 @@ static pid_t fork_opener(struct shared *shared, struct source from)
     shd_session *s;
     shd_model *m;
     bool created = false;
-    int r = try_connect(pair[0] != '\0' ? pair : daemons.dir, PATIENT_MS, &s, &e);
+    int r = try_connect(pair[0] != '\0' ? pair : daemons.address, PATIENT_MS, &s, &e);
     while (!atomic_load(&shared->go))
         sleep_ms(1);
     if (r == SHD_OK)
@@ -464,8 +464,7 @@ TEST(a_model_that_a_replica_lacks_is_dropped_and_made_anew)
     shd_model *m;
     begin(5, hex);
     *shared = (struct shared){ .go = true };
-    fixture_start_kept(&daemons, 2, "");
-    paired_make(&daemons, 2);
+    paired_start(&daemons, 2, 2, "");
     snprintf(pair, sizeof pair, "%s?cpu0+cpu1", daemons.dir);
     fail_point_hook = kill_here;
     kill_point = "open:opened";

@@ -294,7 +294,7 @@ TEST(return_that_is_broken_off_can_be_repeated)
     shd_close(local);
     fixture_start(&daemons, 2, NULL);
     const struct shd_options options = { .size = sizeof options,
-                                         .address = daemons.dir,
+                                         .address = daemons.address,
                                          .slots = 2,
                                          .timeout_ms = PATIENT_MS,
                                          .idle = on_idle };

@@ -126,7 +126,7 @@ static void expect_ended(pid_t pid)
 static shd_model *read_toy(shd_session **ret_session)
 {
     const struct shd_options options = { .size = sizeof options,
-                                         .address = daemons.dir,
+                                         .address = daemons.address,
                                          .name = "reader",
                                          .timeout_ms = PATIENT_MS,
                                          .reader = true };
@@ -475,7 +475,7 @@ TEST(a_reader_session_changes_nothing)
     const void *params;
     fixture_start(&daemons, 1, NULL);
     const struct shd_options options = {
-        .size = sizeof options, .address = daemons.dir, .timeout_ms = PATIENT_MS, .reader = true
+        .size = sizeof options, .address = daemons.address, .timeout_ms = PATIENT_MS, .reader = true
     };
     shd_model *m = NULL;
     EXPECT_OK(shd_connect(&options, &s, &e), &e);

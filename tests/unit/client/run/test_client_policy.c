@@ -159,7 +159,7 @@ static void *work(void *ctx)
 {
     struct worker *w = ctx;
     shd_session *s;
-    w->status = try_connect(daemons.dir, PATIENT_MS, &s, &w->e);
+    w->status = try_connect(daemons.address, PATIENT_MS, &s, &w->e);
     if (w->status != SHD_OK)
         return NULL;
     w->status = pt_train(s, w->spec, &w->run, w->micros, 2, w->hex, &w->e);

@@ -20,7 +20,7 @@ TEST(a_put_has_the_same_bits_on_any_number_of_owners)
     for (int count = 0; count <= 3; count++) {
         if (count > 0)
             fixture_start(&daemons, count, NULL);
-        EXPECT_OK(try_connect(count > 0 ? daemons.dir : "local:", PATIENT_MS, &s, &e), &e);
+        EXPECT_OK(try_connect(count > 0 ? daemons.address : "local:", PATIENT_MS, &s, &e), &e);
         shd_model *m = open_pt(s);
         train_pt(m, 2);
         EXPECT_EQ(shd_puts(m), 0);
@@ -162,7 +162,7 @@ TEST(what_cannot_be_put_is_refused_and_changes_nothing)
         float *grad;
         if (count > 0)
             fixture_start(&daemons, count, NULL);
-        EXPECT_OK(try_connect(count > 0 ? daemons.dir : "local:", PATIENT_MS, &s, &e), &e);
+        EXPECT_OK(try_connect(count > 0 ? daemons.address : "local:", PATIENT_MS, &s, &e), &e);
         shd_model *m = open_pt(s);
         struct values v = values_of(m, 9);
         struct shd_put_options o = {

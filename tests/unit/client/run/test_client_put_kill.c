@@ -133,8 +133,7 @@ TEST(a_worker_killed_at_any_point_has_put_all_or_nothing_with_a_replica)
     put_reference(2, /* put= */ true, 0, new);
     for (size_t i = 0; i <= ARRAY_SIZE(points); i++) {
         const bool twin = i == ARRAY_SIZE(points), put = twin || points[i].put;
-        fixture_start_kept(&daemons, 2, "");
-        paired_make(&daemons, 2);
+        paired_start(&daemons, 2, 2, "");
         shd_session *s = attach_devices("cpu0+cpu1");
         train_pt(open_pt(s), 2);
         shd_close(s);
@@ -163,8 +162,7 @@ TEST(gradients_that_have_come_to_a_replica_are_dropped)
 {
     char want[65];
     put_reference(2, /* put= */ true, 0, want);
-    fixture_start_kept(&daemons, 2, "");
-    paired_make(&daemons, 2);
+    paired_start(&daemons, 2, 2, "");
     shd_session *s = attach_devices("cpu0+cpu1");
     shd_model *m = open_pt(s);
     train_pt(m, 2);

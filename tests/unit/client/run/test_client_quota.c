@@ -228,7 +228,7 @@ static void ask_for_all(int seed)
         shd_model *m;
         uint64_t step;
         const struct shd_pin_options options = { .size = sizeof options, .step = 0 };
-        if (try_connect(daemons.dir, PATIENT_MS, &s, &e) != SHD_OK)
+        if (try_connect(daemons.address, PATIENT_MS, &s, &e) != SHD_OK)
             _exit(1);
         int r = shd_model_open(s, TOY, &m, &e);
         if (r == SHD_OK)

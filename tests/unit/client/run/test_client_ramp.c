@@ -163,7 +163,7 @@ static pid_t other_worker(const char *spec, uint32_t rank, uint32_t workers)
         return pid;
     shd_session *s;
     shd_model *m;
-    MUST_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e));
+    MUST_OK(try_connect(daemons.address, PATIENT_MS, &s, &e));
     MUST_OK(shd_model_open(s, spec, &m, &e));
     while (shd_step(m) < STEPS)
         MUST_OK(share_step(m, rank, workers, NULL, &e));
@@ -213,7 +213,7 @@ static pid_t elastic_worker(const char *spec, uint64_t steps)
     shd_session *s;
     struct toy toy = { .fail_micro = -1 };
     const struct shd_compute compute = compute_of(&toy);
-    MUST_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e));
+    MUST_OK(try_connect(daemons.address, PATIENT_MS, &s, &e));
     MUST_OK(shd_model_open(s, spec, &toy.m, &e));
     while (shd_step(toy.m) < steps) {
         const struct shd_update update = toy_update(shd_step(toy.m));

@@ -193,7 +193,7 @@ static void last_words(const char *tensor, uint64_t elem, char *ret_text, size_t
         shd_model *m;
         MUST(dup2(pipes[1], STDERR_FILENO) == STDERR_FILENO);
         MUST_OK(shd_explain_writes(&e));
-        MUST(try_connect(daemons.dir, PATIENT_MS, &s, &why) == SHD_OK);
+        MUST(try_connect(daemons.address, PATIENT_MS, &s, &why) == SHD_OK);
         MUST(shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &why) == SHD_OK);
         MUST(shd_tensor_find(m, tensor, &t, &why) == SHD_OK);
         MUST(shd_acquire(m, t.unit, &params, &why) == SHD_OK);
@@ -219,7 +219,7 @@ TEST(write_to_parameters_names_the_tensor)
     uint64_t elem;
     const void *params;
     fixture_start(&daemons, 2, NULL);
-    EXPECT_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e), &e);
+    EXPECT_OK(try_connect(daemons.address, PATIENT_MS, &s, &e), &e);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
     shd_tensor_get(m, shd_tensors(m) - 1, &last, NULL);
     last_words(last.name, last.elems - 1, text, sizeof text);
@@ -270,7 +270,7 @@ __attribute__((noreturn)) static void read_apart(void)
     shd_session *s = NULL;
     shd_model *m = NULL;
     const struct shd_options options = {
-        .size = sizeof options, .address = daemons.dir, .timeout_ms = PATIENT_MS, .reader = true
+        .size = sizeof options, .address = daemons.address, .timeout_ms = PATIENT_MS, .reader = true
     };
     MUST_OK(shd_connect(&options, &s, &e));
     MUST_OK(shd_model_attach(s, "toy", &m, &e));

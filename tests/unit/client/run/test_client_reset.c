@@ -127,9 +127,10 @@ TEST(other_workers_learn_of_it_and_compute_again)
     char want[65];
     toy_reference(spec(), 1, want);
     fixture_start(&daemons, 2, NULL);
-    const struct shd_options options = {
-        .size = sizeof options, .address = daemons.dir, .timeout_ms = PATIENT_MS, .event = on_event
-    };
+    const struct shd_options options = { .size = sizeof options,
+                                         .address = daemons.address,
+                                         .timeout_ms = PATIENT_MS,
+                                         .event = on_event };
     shd_session *a = attach(PATIENT_MS), *b, *c = attach(PATIENT_MS);
     EXPECT_OK(shd_connect(&options, &b, &e), &e);
     shd_model *ma = open_toy(a, spec()), *mb = open_toy(b, spec()), *mc = open_toy(c, spec());

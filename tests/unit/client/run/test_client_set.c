@@ -134,7 +134,7 @@ static pid_t other_worker(void)
         return pid;
     shd_session *s;
     shd_model *m;
-    MUST_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e));
+    MUST_OK(try_connect(daemons.address, PATIENT_MS, &s, &e));
     MUST_OK(shd_model_open(s, spec(), &m, &e));
     while (shd_step(m) < STEPS) {
         const struct shd_update update = toy_update(shd_step(m));
@@ -285,7 +285,7 @@ static pid_t storm_worker(void)
     struct toy toy = { .fail_micro = -1 };
     const struct shd_compute compute = { sizeof compute, &toy,        toy_forward,
                                          toy_backward,   toy_metrics, NULL };
-    MUST_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e));
+    MUST_OK(try_connect(daemons.address, PATIENT_MS, &s, &e));
     MUST_OK(shd_model_open(s, spec(), &m, &e));
     toy.m = m;
     while (shd_step(m) < STORM) {

@@ -138,7 +138,7 @@ TEST(what_is_withdrawn_from_a_silent_owner_is_never_opened)
 {
     uint32_t gone = 0;
     const struct shd_options options = {
-        .size = sizeof options, .address = daemons.dir, .event = count_gone, .event_ctx = &gone
+        .size = sizeof options, .address = daemons.address, .event = count_gone, .event_ctx = &gone
     };
     for (int i = 0; i < 2; i++) {
         struct shd_err e = { 0 };
@@ -234,7 +234,7 @@ TEST(what_idle_breaks_off_is_dropped)
         struct shd_err e = { 0 };
         struct opening o = { .stop = false };
         const struct shd_options options = {
-            .size = sizeof options, .address = daemons.dir, .idle = idle, .idle_ctx = &o
+            .size = sizeof options, .address = daemons.address, .idle = idle, .idle_ctx = &o
         };
         shd_session *s;
         fixture_start(&daemons, 2, NULL);
@@ -269,7 +269,7 @@ static pid_t fork_opener(void)
     struct shd_err e = { 0 };
     shd_session *s;
     shd_model *m;
-    if (try_connect(daemons.dir, PATIENT_MS, &s, &e) == SHD_OK)
+    if (try_connect(daemons.address, PATIENT_MS, &s, &e) == SHD_OK)
         shd_model_open(s, pt_spec(&pt), &m, &e);
     fprintf(stderr, "opener: %s\n", e.text);
     _exit(1);

@@ -8,22 +8,20 @@
 #include "client/session/address.h"
 #include "client/session/hub_open.h"
 #include "proto/base/clock.h"
-#include "tests/lib/fixture.h"
+#include "tests/lib/client_remote.h"
 #include "tests/lib/paired.h"
 #include "tests/lib/test.h"
 
-static struct fixture fx;
-/* Hosts a, b and c have cpu0, cpu1 and cpu2; the first `daemons` of these are there. */
-static void begin(int daemons)
+/* Hosts a, b and c have cpu0, cpu1 and cpu2; the first so many of these are there. */
+static void begin(int count)
 {
-    fixture_start(&fx, daemons, NULL);
-    paired_make(&fx, 3);
+    paired_start(&daemons, count, 3, NULL);
 }
 
 static void end(void)
 {
-    paired_remove(&fx);
-    fixture_stop(&fx);
+    paired_remove(&daemons);
+    fixture_stop(&daemons);
 }
 
 /* A wait without an end, of which timeout_ns bounds what is no host's loss. */
@@ -34,7 +32,7 @@ static int open_hub(const char *pair, struct hub **ret_hub, struct shd_err *e)
     };
     char text[400];
     struct address address;
-    snprintf(text, sizeof text, "%s?%s", fx.dir, pair);
+    snprintf(text, sizeof text, "%s?%s", daemons.dir, pair);
     int r = address_parse(text, &address, e);
     if (r != SHD_OK)
         return r;

@@ -54,7 +54,7 @@ static void train_among_kills(const struct kind *kind, int count, uint64_t seed)
     fixture_start_kept(&daemons, count, ";");
     CHECK(pthread_create(&thread, NULL, kill_at_random, &killer) == 0);
     compute_ms = 1; /* leave them time */
-    const bool done = adopt_train(daemons.dir, kind, &got, &e);
+    const bool done = adopt_train(daemons.address, kind, &got, &e);
     compute_ms = 0;
     atomic_store(&killer.done, true);
     pthread_join(thread, NULL);
@@ -65,7 +65,7 @@ static void train_among_kills(const struct kind *kind, int count, uint64_t seed)
     for (int i = 0; i < count; i++)
         fixture_wait_up(&daemons, i);
     got = (struct past){ .known = { false } }; /* and what is left is complete */
-    if (!adopt_train(daemons.dir, kind, &got, &e))
+    if (!adopt_train(daemons.address, kind, &got, &e))
         FAIL("%s", e.text);
     EXPECT_STR(got.hex, want.hex);
     fixture_stop(&daemons);
@@ -100,7 +100,7 @@ static long kill_at(const struct kind *k, const struct past *want, const char *f
     struct past got = { .known = { false } };
     struct shd_err e = { 0 };
     fixture_start_kept(&daemons, 1, fails);
-    if (!adopt_train(daemons.dir, k, &got, &e))
+    if (!adopt_train(daemons.address, k, &got, &e))
         FAIL("after %s: %s", fails, e.text);
     if (strcmp(got.hex, want->hex) != 0)
         fprintf(stderr, "after %s:\n", fails);
@@ -167,7 +167,7 @@ TEST(all_owners_killed_in_the_middle_of_a_step_go_on)
             shd_session *s;
             shd_model *m;
             struct pt_run run = run_of(&kinds[i]);
-            EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
+            EXPECT_OK(try_connect(daemons.address, TIMEOUT_MS, &s, &e), &e);
             EXPECT_OK(shd_model_open(s, kind_spec(&kinds[i]), &m, &e), &e);
             EXPECT_EQ(shd_step(m), step);
             EXPECT_OK(train_step(m, &run, &got, &e), &e);
@@ -179,7 +179,7 @@ TEST(all_owners_killed_in_the_middle_of_a_step_go_on)
             for (int d = 0; d < 3; d++)
                 fixture_wait_up(&daemons, d);
         }
-        if (!adopt_train(daemons.dir, &kinds[i], &got, &e))
+        if (!adopt_train(daemons.address, &kinds[i], &got, &e))
             FAIL("%s", e.text);
         adopt_expect_same(&got, &want);
         fixture_stop(&daemons);

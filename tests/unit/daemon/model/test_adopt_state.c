@@ -58,7 +58,7 @@ static void start_and_train(struct past *got)
     struct pt_run run = run_of(&kinds[0]);
     *got = (struct past){ .known = { false } };
     fixture_start_kept(&daemons, 1, "");
-    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
+    EXPECT_OK(try_connect(daemons.address, TIMEOUT_MS, &s, &e), &e);
     EXPECT_OK(shd_model_open(s, kind_spec(&kinds[0]), &m, &e), &e);
     for (int i = 0; i < 2; i++)
         EXPECT_OK(train_step(m, &run, got, &e), &e);
@@ -71,7 +71,7 @@ static void expect_refused(int status, const char *why)
     struct shd_err e = { 0 };
     shd_session *s;
     shd_model *m;
-    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
+    EXPECT_OK(try_connect(daemons.address, TIMEOUT_MS, &s, &e), &e);
     EXPECT_STATUS(shd_model_open(s, kind_spec(&kinds[0]), &m, &e), status);
     EXPECT_HAS(e.text, why);
     EXPECT_HAS(e.text, "kept");
@@ -85,7 +85,7 @@ static void expect_adopted(struct past *got)
     struct past want;
     struct shd_err e = { 0 };
     reference(&kinds[0], &want);
-    if (!adopt_train(daemons.dir, &kinds[0], got, &e))
+    if (!adopt_train(daemons.address, &kinds[0], got, &e))
         FAIL("%s", e.text);
     adopt_expect_same(got, &want);
 }
@@ -337,7 +337,7 @@ TEST(huge_pages_of_a_predecessor_are_counted)
     shd_session *s;
     shd_model *m;
     fixture_start_kept(&daemons, 1, "");
-    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
+    EXPECT_OK(try_connect(daemons.address, TIMEOUT_MS, &s, &e), &e);
     EXPECT_OK(shd_model_open(s, spec, &m, &e), &e);
     shd_close(s);
     const unsigned long long before = huge_bytes();
@@ -426,9 +426,9 @@ static void lose_one_owner(uint64_t steps)
     const struct kind *k = &kinds[1];
     struct pt_run run = run_of(k);
     fixture_start_kept(&daemons, 2, "");
-    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
+    EXPECT_OK(try_connect(daemons.address, TIMEOUT_MS, &s, &e), &e);
     EXPECT_OK(shd_model_open(s, kind_spec(k), &m, &e), &e);
-    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &slow, &e), &e);
+    EXPECT_OK(try_connect(daemons.address, TIMEOUT_MS, &slow, &e), &e);
     EXPECT_OK(shd_model_open(slow, kind_spec(k), &first, &e), &e);
     while (shd_step(m) < steps)
         EXPECT_OK(train_step(m, &run, &got, &e), &e);
@@ -437,7 +437,7 @@ static void lose_one_owner(uint64_t steps)
         fixture_ask(&daemons, KEEPER_FORGET, 1, "");
     fixture_succeed(&daemons, 1, "");
     fixture_wait_up(&daemons, 1);
-    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &late, &e), &e);
+    EXPECT_OK(try_connect(daemons.address, TIMEOUT_MS, &late, &e), &e);
     const uint64_t start_ms = test_now_ms();
     EXPECT_STATUS(shd_model_open(late, kind_spec(k), &other, &e), SHD_ESTEP);
     EXPECT(test_now_ms() - start_ms < TIMEOUT_MS / 2); /* not after all that it would wait */
@@ -506,8 +506,8 @@ TEST(worker_that_was_stopped_has_its_time_again)
     const pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0)
-        stopped_worker(daemons.dir);
-    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
+        stopped_worker(daemons.address);
+    EXPECT_OK(try_connect(daemons.address, TIMEOUT_MS, &s, &e), &e);
     EXPECT_OK(shd_model_open(s, kind_spec(&kinds[1]), &m, &e), &e);
     const uint32_t last = shd_units(m) - 1;
     for (uint32_t micro = 1; micro < TOY_MICROS; micro++)

@@ -33,13 +33,13 @@ TEST(training_has_the_bits_that_it_has_in_memory)
             struct past got = { .known = { false } };
             struct shd_err e = { 0 };
             start(owners);
-            if (!adopt_train(daemons.dir, &kinds[i], &got, &e))
+            if (!adopt_train(daemons.address, &kinds[i], &got, &e))
                 FAIL("%s", e.text);
             adopt_expect_same(&got, &want);
             for (int owner = 0; owner < owners; owner++) /* and its successors find them */
                 fixture_restart(&daemons, owner);
             got = (struct past){ .known = { false } };
-            if (!adopt_train(daemons.dir, &kinds[i], &got, &e))
+            if (!adopt_train(daemons.address, &kinds[i], &got, &e))
                 FAIL("%s", e.text);
             EXPECT_STR(got.hex, want.hex);
             fixture_stop(&daemons);

@@ -416,9 +416,10 @@ static void expect_predicted(uint64_t *seed, int number)
         add_tensors(text);
     snprintf(name, sizeof name, "m%d", number);
     for (uint32_t i = 0; i < sessions; i++) {
-        const struct shd_options options = {
-            .size = sizeof options, .address = daemons.dir, .timeout_ms = PATIENT_MS, .slots = slots
-        };
+        const struct shd_options options = { .size = sizeof options,
+                                             .address = daemons.address,
+                                             .timeout_ms = PATIENT_MS,
+                                             .slots = slots };
         EXPECT_OK(shd_connect(&options, &s[i], &e), &e);
         EXPECT_OK(shd_model_open(s[i], text, &m, &e), &e);
     }

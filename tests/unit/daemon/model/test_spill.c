@@ -80,12 +80,12 @@ TEST(gradients_in_falling_order_are_spilled_and_sum_to_the_same_bits)
     char want[65], got[65];
     ordered_steps("local:", upward, 3, want);
     fixture_start_kept(&daemons, 2, "");
-    ordered_steps(daemons.dir, downward, 3, got);
+    ordered_steps(daemons.address, downward, 3, got);
     EXPECT_STR(got, want);
     EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 4);
     fixture_stop(&daemons);
     fixture_start(&daemons, 2, NULL); /* and with no keeper */
-    ordered_steps(daemons.dir, downward, 3, got);
+    ordered_steps(daemons.address, downward, 3, got);
     EXPECT_STR(got, want);
     fixture_stop(&daemons);
 }
@@ -99,12 +99,12 @@ TEST(spilled_gradients_outlive_the_daemon)
         struct shd_err e = { 0 };
         shd_session *s;
         shd_model *m;
-        attach_toy(daemons.dir, &s, &m);
+        attach_toy(daemons.address, &s, &m);
         EXPECT_EQ(shd_step(m), count - 1);
         EXPECT_OK(return_step(m, downward, count, &e), &e);
         fixture_restart(&daemons, 0);
         shd_close(s);
-        ordered_steps(daemons.dir, upward, count, got);
+        ordered_steps(daemons.address, upward, count, got);
     }
     EXPECT_STR(got, want);
     fixture_stop(&daemons);
@@ -123,7 +123,7 @@ TEST(killed_while_it_spills_goes_on_with_the_same_bits)
     ordered_steps("local:", upward, 3, want);
     for (size_t i = 0; i < ARRAY_SIZE(fails); i++) {
         fixture_start_kept(&daemons, 1, fails[i]);
-        ordered_steps(daemons.dir, downward, 3, got);
+        ordered_steps(daemons.address, downward, 3, got);
         kills += fixture_ask(&daemons, KEEPER_STARTS, 0, "") - 1;
         if (strcmp(got, want) != 0)
             FAIL("after %s: another digest", fails[i]);
@@ -139,9 +139,9 @@ TEST(killed_while_memory_goes_back_goes_on_with_the_same_bits)
     ordered_steps("local:", upward, 3, want);
     for (size_t i = 0; i < ARRAY_SIZE(fails); i++) {
         fixture_start_kept(&daemons, 1, fails[i]);
-        ordered_steps(daemons.dir, downward, 1, got);
+        ordered_steps(daemons.address, downward, 1, got);
         EXPECT_SOON(fixture_ask(&daemons, KEEPER_STARTS, 0, "") == 2);
-        ordered_steps(daemons.dir, downward, 3, got);
+        ordered_steps(daemons.address, downward, 3, got);
         EXPECT_STR(got, want);
         fixture_stop(&daemons);
     }
@@ -171,7 +171,7 @@ static shd_model *make_spilling_step(shd_session **ret_session)
     struct shd_err e = { 0 };
     shd_model *m;
     fixture_start(&daemons, 1, NULL);
-    attach_toy(daemons.dir, ret_session, &m);
+    attach_toy(daemons.address, ret_session, &m);
     EXPECT_OK(return_step(m, downward, TOY_MICROS, &e), &e);
     commit_step(m);
     return m;
@@ -228,7 +228,7 @@ TEST(worker_that_waits_for_no_slot_keeps_its_gradients_there)
     shd_session *s;
     shd_model *m;
     fixture_start(&daemons, 1, NULL);
-    attach_toy(daemons.dir, &s, &m);
+    attach_toy(daemons.address, &s, &m);
     EXPECT_OK(return_unit(m, 3, 0, &e), &e);
     EXPECT_OK(return_unit(m, 3, 1, &e), &e);
     sleep_ms(100);
@@ -245,7 +245,7 @@ static int train_share(uint32_t rank, uint64_t ms, uint64_t steps, struct shd_er
     struct shd_stats stats = { .size = sizeof stats };
     shd_session *s;
     shd_model *m;
-    int r = try_connect(daemons.dir, TIMEOUT_MS, &s, e);
+    int r = try_connect(daemons.address, TIMEOUT_MS, &s, e);
     if (r != SHD_OK)
         return r;
     r = shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, e);
@@ -315,7 +315,7 @@ TEST(worker_is_stuck_once_a_step_where_another_is_stopped)
     const pid_t other = fork_worker(0, UINT64_C(1) << 20, 1);
     EXPECT_SOON(has_sessions());
     kill(other, SIGSTOP);
-    attach_toy(daemons.dir, &s, &m);
+    attach_toy(daemons.address, &s, &m);
     const uint64_t start_ms = test_now_ms();
     EXPECT_OK(return_step(m, downward, TOY_MICROS - 1, &e), &e);
     const uint64_t took_ms = test_now_ms() - start_ms;
@@ -338,7 +338,7 @@ TEST(missing_spill_segment_is_said)
     shd_session *s;
     shd_model *m;
     fixture_start_kept(&daemons, 1, "");
-    attach_toy(daemons.dir, &s, &m);
+    attach_toy(daemons.address, &s, &m);
     EXPECT_OK(return_step(m, downward, 2, &e), &e);
     EXPECT_SOON(has_spilled());
     fixture_ask(&daemons, KEEPER_KILL, 0, "");
@@ -346,7 +346,7 @@ TEST(missing_spill_segment_is_said)
     fixture_ask(&daemons, KEEPER_FORGET, 0, "-spill");
     fixture_succeed(&daemons, 0, "");
     fixture_wait_up(&daemons, 0);
-    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
+    EXPECT_OK(try_connect(daemons.address, TIMEOUT_MS, &s, &e), &e);
     EXPECT_STATUS(shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e), SHD_ESEGMENT);
     EXPECT_HAS(e.text, "no spill segment");
     shd_close(s);
@@ -362,7 +362,7 @@ __attribute__((noreturn)) static void doomed_client(uint32_t micro, bool stuck, 
     struct shd_err e = { 0 };
     shd_session *s;
     shd_model *m;
-    if (try_connect(daemons.dir, TIMEOUT_MS, &s, &e) != SHD_OK ||
+    if (try_connect(daemons.address, TIMEOUT_MS, &s, &e) != SHD_OK ||
         shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e) != SHD_OK ||
         return_unit(m, micro, 1, &e) != SHD_OK)
         fprintf(stderr, "client: %s\n", e.text);
@@ -424,7 +424,7 @@ TEST(thousand_clients_killed_leave_nothing_behind)
     EXPECT(rss_kib(pid) < rss + 4096);
 #endif
     ordered_steps("local:", upward, 1, want);
-    ordered_steps(daemons.dir, upward, 1, got); /* one of theirs still waits */
+    ordered_steps(daemons.address, upward, 1, got); /* one of theirs still waits */
     EXPECT_STR(got, want);
     fixture_stop(&daemons);
 }

@@ -24,7 +24,7 @@ static pid_t start_worker(uint32_t rank, uint64_t steps, uint64_t stop_at)
     shd_session *s;
     shd_model *m;
     const uint32_t micros[] = { rank, rank + 2 };
-    if (try_connect(daemons.dir, PATIENT_MS, &s, &e) != SHD_OK ||
+    if (try_connect(daemons.address, PATIENT_MS, &s, &e) != SHD_OK ||
         shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e) != SHD_OK)
         _exit(3);
     for (uint64_t k = 0; k < steps; k++) {
