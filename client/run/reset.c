@@ -57,6 +57,21 @@ static int go_back(struct shd_model *m, struct shd_err *e)
                    m->spec->name, m->step, from);
 }
 
+/* A rewind is another attempt, too, of which a relay says so later: the owners are asked. What this
+ * worker has stays as it is. */
+static int ask_rewound(struct shd_model *m, bool *ret_rewound, struct shd_err *e)
+{
+    const struct groups_in in = m->in;
+    const uint64_t step = m->step, rewound = m->map->rewound;
+    const bool decided = m->decided;
+    const int r = settle_catch_up(m, e);
+    *ret_rewound = m->step != step || m->map->rewound != rewound;
+    m->step = step;
+    m->decided = decided;
+    m->in = in;
+    return r;
+}
+
 /* The board says nothing of a step that is over: then it is a later one that begins again. */
 int reset_look(struct shd_model *m, struct shd_err *e)
 {
@@ -70,9 +85,12 @@ int reset_look(struct shd_model *m, struct shd_err *e)
         return go_back(m, e);
     if (attempt <= m->in.attempt)
         return SHD_OK;
-    if (m->map != NULL &&
-        rejoin_forget(m)) /* it may be of a rewind, of which a relay says so late */
-        return go_back(m, e);
+    if (m->map != NULL && rejoin_forget(m)) {
+        bool rewound;
+        const int r = ask_rewound(m, &rewound, e);
+        if (r != SHD_OK || rewound)
+            return r != SHD_OK ? r : go_back(m, e);
+    }
     const bool lost = has_something_in(m);
     m->in.attempt = attempt;
     m->leases.owner = 0; /* none has all groups in */
