@@ -66,6 +66,7 @@ static void make_create(const struct round *round, const struct link *link,
         .owner = link_owner(link),
         .owners = c->hub->owner_count,
         .one_count = begin && c->one_count,
+        .twin = link_is_replica(link),
     };
     if (begin)
         spec_out_fill(c->json, &ret_request->create.spec, &ret_request->create.spec_at);
@@ -98,23 +99,37 @@ static struct round create_round(struct creating *c, enum wire_create_what what)
                            .ctx = c };
 }
 
-/* To owner 0 (first), or to all others; each must answer `wanted`. */
-static int ask(struct creating *c, enum wire_create_what what, bool first,
+enum whom {
+    OWNER_0,
+    REPLICA_0, /* of that one, if there is one */
+    OTHERS,
+    ALL_OTHERS, /* but owner 0 */
+};
+
+static bool is_of(const struct link *link, enum whom whom)
+{
+    if (link->index == 0 || whom == OWNER_0)
+        return link->index == 0 && whom == OWNER_0;
+    return whom == ALL_OTHERS || (link_owner(link) == 0) == (whom == REPLICA_0);
+}
+
+/* Each must answer `wanted`. */
+static int ask(struct creating *c, enum wire_create_what what, enum whom whom,
                enum wire_created_what wanted, struct shd_err *e)
 {
     struct round round = create_round(c, what);
-    const uint32_t end = first ? 1 : c->hub->link_count;
     int r = SHD_OK;
-    for (uint32_t i = first ? 0 : 1; r == SHD_OK && i < end; i++)
-        r = round_ask(&round, &c->hub->links[i], 0, e);
+    for (uint32_t i = 0; r == SHD_OK && i < c->hub->link_count; i++)
+        if (is_of(&c->hub->links[i], whom))
+            r = round_ask(&round, &c->hub->links[i], 0, e);
     r = round_finish(&round, c->hub, r, e);
-    for (uint32_t i = first ? 0 : 1; r == SHD_OK && i < end; i++)
-        if (c->hub->links[i].state == LINK_GONE)
+    for (uint32_t i = 0; r == SHD_OK && i < c->hub->link_count; i++)
+        if (c->hub->links[i].state == LINK_GONE || !is_of(&c->hub->links[i], whom))
             continue;
-        else if (c->parts[i].state == WIRE_CREATED_OPEN && what == WIRE_CREATE_BEGIN && !first)
+        else if (c->parts[i].state == WIRE_CREATED_OPEN && what == WIRE_CREATE_BEGIN && i > 0)
             r = link_err(&c->hub->links[i], SHD_EEXIST, e, "has model '%s' open, and %s has not",
                          c->spec->name, c->hub->links[0].device);
-        else if (c->parts[i].state != wanted && !(first && what == WIRE_CREATE_BEGIN))
+        else if (c->parts[i].state != wanted && (i > 0 || what != WIRE_CREATE_BEGIN))
             r = link_err(&c->hub->links[i], SHD_EPROTO, e, "answered start values with %d",
                          (int)c->parts[i].state);
     return r;
@@ -322,30 +337,35 @@ static void give_up(struct creating *c)
         round_let_go(&round, c->hub);
 }
 
+/* Owner 0's replica has it whole once all others have: it may be asked in its place from then on
+ * (daemon/core/presence.h). */
 static int open_all(struct creating *c, struct shd_err *e)
 {
-    int r = ask(c, WIRE_CREATE_FULL, /* first= */ true, WIRE_CREATED_FULL, e);
+    int r = ask(c, WIRE_CREATE_FULL, OWNER_0, WIRE_CREATED_FULL, e);
     if (r == SHD_OK)
-        r = ask(c, WIRE_CREATE_FULL, /* first= */ false, WIRE_CREATED_FULL, e);
+        r = ask(c, WIRE_CREATE_FULL, OTHERS, WIRE_CREATED_FULL, e);
+    FAIL_POINT("open:others_full");
+    if (r == SHD_OK)
+        r = ask(c, WIRE_CREATE_FULL, REPLICA_0, WIRE_CREATED_FULL, e);
     if (r != SHD_OK)
         return r;
     FAIL_POINT("open:full");
     c->opened = true;
-    r = ask(c, WIRE_CREATE_OPEN, /* first= */ true, WIRE_CREATED_OPEN, e);
+    r = ask(c, WIRE_CREATE_OPEN, OWNER_0, WIRE_CREATED_OPEN, e);
     if (r == SHD_ENOENT)
         c->opened = false;
     if (r != SHD_OK)
         return r;
     c->starts->created = true;
     FAIL_POINT("open:opened");
-    r = ask(c, WIRE_CREATE_OPEN, /* first= */ false, WIRE_CREATED_OPEN, e);
+    r = ask(c, WIRE_CREATE_OPEN, ALL_OTHERS, WIRE_CREATED_OPEN, e);
     FAIL_POINT("open:all_opened");
     return r;
 }
 
 static int attempt(struct creating *c, struct shd_err *e)
 {
-    int r = ask(c, WIRE_CREATE_BEGIN, /* first= */ true, WIRE_CREATED_YOURS, e);
+    int r = ask(c, WIRE_CREATE_BEGIN, OWNER_0, WIRE_CREATED_YOURS, e);
     c->begun = r == SHD_ETIMEDOUT;
     if (r != SHD_OK || c->parts[0].state == WIRE_CREATED_OPEN)
         return r;
@@ -355,7 +375,7 @@ static int attempt(struct creating *c, struct shd_err *e)
                        c->spec->name, c->by);
     c->begun = true;
     FAIL_POINT("open:begun");
-    r = ask(c, WIRE_CREATE_BEGIN, /* first= */ false, WIRE_CREATED_YOURS, e);
+    r = ask(c, WIRE_CREATE_BEGIN, ALL_OTHERS, WIRE_CREATED_YOURS, e);
     FAIL_POINT("open:all_begun");
     if (c->starts->from != NULL)
         r = r == SHD_OK ? fork_all(c, e) : r;

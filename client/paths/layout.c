@@ -117,7 +117,7 @@ static int take_layout(struct layout_opening *o, const struct link *link,
     if (link->index == 0) {
         o->origin = layout->origin;
         o->settled = true;
-        o->m->map->first = layout->instance;
+        o->m->map->first = layout->first != 0 ? layout->first : layout->instance;
     }
     *(o->ret_layout != NULL ? o->ret_layout : &o->m->map->owners[link->index].layout) = got;
     return SHD_OK;
@@ -135,7 +135,8 @@ static void fill_open(const struct layout_opening *o, const struct link *link,
                                    .settled = o->settled,
                                    .spec_apart = true,
                                    .one_count = o->one_count,
-                                   .first = o->m->map->first };
+                                   .first = o->m->map->first,
+                                   .twin = link_is_replica(link) };
     if (o->json != NULL)
         spec_out_fill(o->json, &q->spec, &q->spec_at);
 }

@@ -11,6 +11,7 @@
 #include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/failpoint.h"
 
 #define ATTEMPTS_MAX  16u /* daemons that die between the two requests hold nothing any more */
 #define BUSY_NS       (3000 * NS_PER_MS) /* workers may be about to end */
@@ -36,7 +37,8 @@ static void make_request(const struct round *round, const struct link *link,
                                             .first = d->first,
                                             .owner = link_owner(link),
                                             .owners = link_owners(link),
-                                            .force = d->force };
+                                            .force = d->force,
+                                            .twin = link_is_replica(link) };
 }
 
 static int take_dropped(const struct round *round, const struct link *link,
@@ -48,14 +50,15 @@ static int take_dropped(const struct round *round, const struct link *link,
     CHECK(dropped->what <= WIRE_DROPPED_KEPT); /* wire.h */
     d->counts[dropped->what]++;
     if (link->index == 0 && dropped->what == WIRE_DROPPED_HELD)
-        d->first = dropped->instance;
+        d->first = dropped->first != 0 ? dropped->first : dropped->instance;
     d->forgot = d->forgot || (dropped->what == WIRE_DROPPED_NONE && dropped->instance != 0);
     if (dropped->near[0] != '\0')
         snprintf(d->near, sizeof d->near, "%s", dropped->near);
     return SHD_OK;
 }
 
-/* Ask owner 0, then the others: what the first answers counts for them. */
+/* Ask owner 0, then its replica, then the others: what the first answers counts for them, and what
+ * the second has in its place (daemon/core/presence.h). */
 static int ask(struct dropping *d, enum wire_drop_what what, struct shd_err *e)
 {
     struct round round = { .what = "Drop",
@@ -70,9 +73,17 @@ static int ask(struct dropping *d, enum wire_drop_what what, struct shd_err *e)
     d->what = what;
     memset(d->counts, 0, sizeof d->counts);
     int r = round_one(&round, &d->hub->links[0], 0, e);
+    FAIL_POINT("drop:asked");
     for (uint32_t i = 1; r == SHD_OK && i < d->hub->link_count; i++)
-        r = round_ask(&round, &d->hub->links[i], 0, e);
-    return round_finish(&round, d->hub, r, e);
+        if (link_owner(&d->hub->links[i]) == 0)
+            r = round_one(&round, &d->hub->links[i], 0, e);
+    FAIL_POINT("drop:asked");
+    for (uint32_t i = 1; r == SHD_OK && i < d->hub->link_count; i++)
+        if (link_owner(&d->hub->links[i]) > 0)
+            r = round_ask(&round, &d->hub->links[i], 0, e);
+    r = round_finish(&round, d->hub, r, e);
+    FAIL_POINT("drop:asked");
+    return r;
 }
 
 /* What is held is let go of, where that can be said; it ends with the session, too. */

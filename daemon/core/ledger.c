@@ -26,6 +26,8 @@ _Static_assert((LEDGER_STEP_MAX + LEDGER_RESETS_MAX + 1) * (SHD_MICROS_MAX + 1) 
                "every operation of every round has a number");
 _Static_assert(offsetof(struct ledger_head, ready) == 320, "what came later lies in its padding,");
 _Static_assert(offsetof(struct ledger_head, commits) == 384, "and in that behind it");
+_Static_assert(offsetof(struct ledger_head, twin_of) == 936, "and in that at the end,");
+_Static_assert(sizeof(struct ledger_head) == 960, "which is no longer for it");
 _Static_assert(LEDGER_COMMON == LEDGER_VERSION + 1, "the newest is known");
 _Static_assert(sizeof(struct ledger_unit) == 64, "and a unit's is no larger");
 _Static_assert(offsetof(struct ledger_decision, scale) == 4, "nor a decision");
@@ -288,7 +290,7 @@ uint64_t ledger_committed_round(const struct ledger *l)
 {
     const uint64_t commits = atomic_load_explicit(&l->head->commits, memory_order_relaxed);
     CHECK(commits > 0);
-    return commits - 1 + (l->head->version < 4 ? 0 : l->head->resets_at[commits & 1]);
+    return commits - 1 + (l->head->version < 4 ? 0 : l->head->beside.resets[commits & 1]);
 }
 
 bool ledger_rewinding(const struct ledger *l, uint64_t *ret_step)
@@ -374,7 +376,7 @@ void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision 
         d.eps_count = l->chosen[slot].eps_count;
         memcpy(d.eps, l->chosen[slot].eps, d.eps_count * sizeof *d.eps);
     }
-    d.put = l->head->put_at[slot];
+    d.put = l->head->beside.put[slot];
     /* Older versions do not say; where all units have one count it is the same. */
     if (d.put != 0 && (kept->sets_updates || !ledger_counts_units(l)))
         d.updates = l->head->record[slot].updates + 1;
@@ -402,7 +404,7 @@ void ledger_decision_put(struct ledger *l, uint32_t slot, const struct decision 
                                                                .lr = d->lr,
                                                                .loss_scale = d->loss_scale,
                                                                .good_steps = d->good_steps };
-    l->head->put_at[slot] = d->put;
+    l->head->beside.put[slot] = d->put;
     guard_put(l, slot, &d->guard);
     if (l->audit != NULL)
         audit_put(l->audit, l->head->record[slot].step, &d->cause);
@@ -616,12 +618,12 @@ static int check_resets(const struct ledger *l, uint64_t commits, struct shd_err
     const struct ledger_head *h = l->head;
     const uint64_t resets = ledger_resets(l), promised = atomic_load(&h->promised);
     if (h->version < 4 || (resets <= LEDGER_RESETS_MAX && promised <= commits + resets + 1 &&
-                           h->resets_at[0] <= resets && h->resets_at[1] <= resets))
+                           h->beside.resets[0] <= resets && h->beside.resets[1] <= resets))
         return SHD_OK;
     return err_set(e, SHD_ESEGMENT,
                    "ledger has %" PRIu64 " resets (%" PRIu64 ", %" PRIu64
                    " at its commits) and promised round %" PRIu64 ", after %" PRIu64 " commits",
-                   resets, h->resets_at[0], h->resets_at[1], promised - 1, commits);
+                   resets, h->beside.resets[0], h->beside.resets[1], promised - 1, commits);
 }
 
 static int check_set(const struct ledger *l, struct shd_err *e)
@@ -697,7 +699,7 @@ void ledger_renew(struct ledger *l)
     struct ledger_head *h = l->head;
     if (h->version != 3)
         return;
-    h->resets_at[0] = h->resets_at[1] = 0;
+    h->beside.resets[0] = h->beside.resets[1] = 0;
     atomic_store(&h->resets, 0);
     atomic_store(&h->promised, atomic_load(&h->commits) + 1);
     atomic_signal_fence(memory_order_seq_cst);

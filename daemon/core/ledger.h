@@ -128,6 +128,11 @@ struct ledger_made { /* ledger_maker(); in a place that builds without it leave 
     _Atomic uint64_t common;     /* from LEDGER_COMMON on: ledger_common() */
 };
 
+struct ledger_beside {  /* the records, what came later: */
+    uint64_t resets[2]; /* `resets` when that step was committed */
+    uint64_t put[2];    /* the decision's put */
+};
+
 struct ledger_head {
     /* Every version has these, here. */
     uint64_t magic;
@@ -152,10 +157,10 @@ struct ledger_head {
     _Atomic uint64_t origin; /* 0: its initial values are the spec's, or were read from files */
     _Atomic uint64_t resets;
     _Atomic uint64_t promised; /* 1 + the round; 0: none */
-    uint64_t resets_at[2];     /* as record: `resets` when that step was committed */
-    uint64_t put_at[2];        /* as record: the decision's put */
+    struct ledger_beside beside;
     _Alignas(64) _Atomic uint64_t commits;
     struct ledger_record record[2];
+    _Atomic uint64_t twin_of; /* presence_twin(); 0: not known as a replica */
 };
 
 struct ledger_unit {
@@ -245,7 +250,8 @@ void ledger_renew(struct ledger *l);
 /* Its initial values are in: a successor goes on with it. See presence.h. */
 static inline bool ledger_filled(const struct ledger_head *h)
 {
-    return atomic_load(&h->ready) != 0 || (h->owner > 0 && atomic_load(&h->origin) != 0);
+    return atomic_load(&h->ready) != 0 ||
+           ((h->owner > 0 || atomic_load(&h->twin_of) != 0) && atomic_load(&h->origin) != 0);
 }
 
 /* The round in which the gradients of the step after the last commit are collected, and that of the

@@ -14,9 +14,31 @@ enum presence presence_of(const struct ledger_head *h)
     return ledger_filled(h) ? PRESENCE_WAITS : PRESENCE_NONE;
 }
 
+#define TWIN_OF_UNKNOWN UINT64_MAX
+
+/* Not owner 0, or not always. */
+static bool follows(const struct ledger_head *h)
+{
+    return h->owner > 0 || atomic_load(&h->twin_of) != 0;
+}
+
+void presence_twin(struct ledger_head *h, uint64_t instance)
+{
+    const uint64_t old = atomic_load(&h->twin_of);
+    const uint64_t now = instance != 0 ? instance : old != 0 ? old : TWIN_OF_UNKNOWN;
+    if (now != old)
+        atomic_store_explicit(&h->twin_of, now, memory_order_release);
+}
+
+uint64_t presence_first(const struct ledger_head *h)
+{
+    const uint64_t instance = atomic_load(&h->twin_of);
+    return instance != TWIN_OF_UNKNOWN ? instance : 0;
+}
+
 void presence_fill(struct ledger_head *h, uint64_t origin)
 {
-    if (h->owner == 0)
+    if (!follows(h))
         return; /* its word is `ready` */
     FAIL_POINT("create:full:before");
     atomic_store_explicit(&h->origin, origin, memory_order_release);
@@ -38,7 +60,7 @@ void presence_withdraw(struct ledger_head *h)
 
 void presence_hold(struct ledger_head *h, uint64_t first)
 {
-    if (h->owner == 0 || first == 0)
+    if (!follows(h) || first == 0)
         return;
     FAIL_POINT("drop:hold:before");
     atomic_store_explicit(&h->first, first, memory_order_release);
@@ -50,7 +72,7 @@ void presence_hold(struct ledger_head *h, uint64_t first)
 void presence_end(struct ledger_head *h)
 {
     FAIL_POINT("drop:ready:before");
-    if (h->owner > 0)
+    if (follows(h))
         atomic_store_explicit(&h->origin, 0, memory_order_release);
     FAIL_POINT("drop:ready:between");
     atomic_store_explicit(&h->ready, 0, memory_order_release);
@@ -59,11 +81,13 @@ void presence_end(struct ledger_head *h)
 
 bool presence_goes_with(const struct ledger_head *h, uint64_t first)
 {
-    return h->owner > 0 && first != 0 && atomic_load(&h->first) == first;
+    return follows(h) && first != 0 && atomic_load(&h->first) == first;
 }
 
 enum presence_told presence_hear(const struct ledger_head *h, const struct presence_word *word)
 {
+    if (word->own)
+        return PRESENCE_KEEP;
     if (atomic_load(&h->ready) == 0) {
         if (!word->told)
             return PRESENCE_ASK;

@@ -8,6 +8,11 @@
  *   dropped   held at the others (first: instance of owner 0's), then gone at owner 0, then there
  *
  * So one that missed the end of it is told by whoever comes next and has asked owner 0.
+ *
+ * A replica of owner 0 is one of the others, until it is asked as owner 0 itself: then its word
+ * counts. It is full last of all, so that it may open what waits there; it is held, and gone, first
+ * of the others, so that what it has is whole. And it goes by the instance of the one whose replica
+ * it was, for that is what the others have written down.
  * Pure; each store has its fail points. */
 #ifndef SHD_PRESENCE_H
 #define SHD_PRESENCE_H
@@ -26,6 +31,12 @@ enum presence {
 /* What a predecessor left. */
 enum presence presence_of(const struct ledger_head *h);
 
+/* It is a replica, of an owner that goes by that instance; 0: not known yet. */
+void presence_twin(struct ledger_head *h, uint64_t instance);
+
+/* The instance of the owner that it was a replica of; 0: it was of none, or that is not known. */
+uint64_t presence_first(const struct ledger_head *h);
+
 /* All its values are in. */
 void presence_fill(struct ledger_head *h, uint64_t origin);
 
@@ -35,7 +46,7 @@ void presence_open(struct ledger_head *h, uint64_t origin);
 /* One that is not open is not to be. */
 void presence_withdraw(struct ledger_head *h);
 
-/* It is to be dropped with owner 0's of instance `first`; 0: that has none. */
+/* It is to be dropped with owner 0's of instance `first`; 0: that has none. Of owner 0: nothing. */
 void presence_hold(struct ledger_head *h, uint64_t first);
 
 /* It is gone. Of owner 0: for all. */
@@ -53,7 +64,8 @@ enum presence_told {
 struct presence_word { /* of who asks for the model: what owner 0 said of its own */
     bool told;         /* origin counts */
     uint64_t origin;
-    uint64_t first; /* its instance; 0: not told */
+    uint64_t first; /* the instance that it goes by; 0: not told */
+    bool own;       /* it is a replica's that is asked as owner 0 */
 };
 
 /* What becomes of one that waits or is open. */

@@ -155,7 +155,7 @@ static void write_record(struct step *s, struct step_blob blob)
                                  .metric_count = s->record.metric_count,
                                  .blob_at = blob_at,
                                  .blob_bytes = blob_bytes };
-    h->resets_at[commits & 1] = ledger_resets(&s->ledger);
+    h->beside.resets[commits & 1] = ledger_resets(&s->ledger);
     memcpy(r->metrics, s->record.metrics, sizeof r->metrics);
     ledger_decision_put(&s->ledger, commits & 1, &s->record.decision);
     if (s->ledger.audit != NULL && s->record.decision.cause.group > 0)

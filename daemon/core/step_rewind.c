@@ -44,7 +44,7 @@ void step_rewind_take(const struct step *s, struct rewind_record *ret_record,
     CHECK(s->phase != STEP_APPLYING && l->rewind != NULL);
     *ret_record = (struct rewind_record){
         .step = s->now,
-        .put_at = l->head->put_at[slot],
+        .put_at = l->head->beside.put[slot],
         .record = l->head->record[slot],
         .more = l->more[slot],
         .guarded = l->guard->record[slot],
@@ -165,7 +165,7 @@ static void put_record(struct ledger *l, const struct rewind_record *record, uin
     const uint32_t slot = (uint32_t)(record->step & 1);
     h->record[slot] = record->record;
     h->record[slot].blob_at = 0;
-    h->put_at[slot] = record->put_at;
+    h->beside.put[slot] = record->put_at;
     l->more[slot] = record->more;
     if (record->record.blob_bytes > 0)
         memcpy(l->blob[0], blob, record->record.blob_bytes);
@@ -224,7 +224,7 @@ void step_rewind_done(struct ledger *l, const struct rewind_record *record,
     }
     put_record(l, record, step_rewind_go_on(l, step), blob);
     put_more(l, record, more);
-    h->resets_at[0] = h->resets_at[1] = resets;
+    h->beside.resets[0] = h->beside.resets[1] = resets;
     atomic_store_explicit(&h->promised, 0, memory_order_relaxed);
     atomic_store_explicit(&h->resets, resets, memory_order_relaxed);
     FAIL_POINT("step:rewind:words");

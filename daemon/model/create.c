@@ -42,6 +42,7 @@ struct create {
     uint64_t session; /* 0: it is gone */
     uint64_t origin;
     uint32_t owner, owners;
+    bool twin;                      /* a replica's: it has others' word, too */
     bool one_count;                 /* as model_home */
     struct model_maker maker;       /* likewise */
     char name[WIRE_NAME_BYTES_MAX]; /* of the model */
@@ -130,7 +131,7 @@ static void drop(struct create *c, const char *why)
 /* Full, and not the first owner's. */
 static bool waits_for_word(const struct create *c)
 {
-    return c->state == CREATE_FULL && c->owner > 0;
+    return c->state == CREATE_FULL && (c->owner > 0 || c->twin);
 }
 
 /* The pending request is done; a session that has gone meanwhile takes its model along. */
@@ -219,6 +220,8 @@ static void make(uv_work_t *work)
     if (c->status != SHD_OK)
         return;
     c->spec = NULL; /* the model's now */
+    if (c->twin)
+        presence_twin(c->model->ledger->head, 0);
     c->status = make_stage(c);
 }
 
@@ -256,6 +259,7 @@ static int begin(struct op *op)
     c->origin = req->origin;
     c->owner = req->owner;
     c->owners = req->owners;
+    c->twin = req->twin;
     c->one_count = req->one_count || op->session->said.level < WIRE_LEVEL_COUNTS;
     memcpy(c->name, req->name, strlen(req->name) + 1);
     memcpy(c->by, op->session->name, strlen(op->session->name) + 1);
@@ -317,7 +321,7 @@ int create_begin(struct op *op)
         return answer_yours(op, c); /* the reply was lost */
     if (d->open->making != NULL && strcmp(d->open->making, req->name) == 0)
         return busy(op);
-    if (c != NULL && c->session != 0 && !ours && c->owner == 0)
+    if (c != NULL && c->session != 0 && !ours && c->owner == 0 && !req->twin)
         return answer(op, WIRE_CREATED_OTHERS, c->by);
     if (c != NULL && c->op != NULL)
         return busy(op);
@@ -672,7 +676,9 @@ uint64_t create_origin(const struct model *m)
 int create_settle(struct op *op, const char *name)
 {
     const struct wire_open_model *req = &op->req.open_model;
-    const struct presence_word word = { .told = req->settled, .origin = req->origin };
+    const struct presence_word word = { .told = req->settled,
+                                        .origin = req->origin,
+                                        .own = op_asks_first(op) };
     struct create *c = find_name(op->daemon, name);
     if (c == NULL)
         return SHD_OK;
@@ -708,7 +714,8 @@ int create_give_way(struct op *op, const char *name)
         return busy(op);
     if (c->owner != op->req.drop.owner || c->owners != op->req.drop.owners)
         return SHD_OK;
-    if (waits_for_word(c)) /* owner 0 may have opened its own of it, also since it was asked */
+    if (waits_for_word(c) && (c->owner > 0 || op->req.drop.twin))
+        /* owner 0 may have opened its own of it, also since it was asked */
         presence_hold(c->model->ledger->head, op->req.drop.first);
     else
         drop(c, "it is to be dropped");
@@ -734,6 +741,7 @@ void create_adopted(struct daemon *d, struct model *m)
     c->origin = atomic_load(&m->ledger->head->origin);
     c->owner = m->map->owner;
     c->owners = m->map->owners;
+    c->twin = c->owner == 0;
     c->stage = SEGMENT_CLOSED;
     c->model = m;
     m->daemon = d;

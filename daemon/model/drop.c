@@ -210,6 +210,7 @@ static int answer_held(struct op *op, const struct model *m)
 {
     answer(op, WIRE_DROPPED_HELD);
     op->reply.dropped.instance = m->kept.instance;
+    op->reply.dropped.first = drop_first(m);
     op->reply.dropped.step = step_now(m->core);
     return SHD_OK;
 }
@@ -243,7 +244,10 @@ static int hold(struct op *op)
     struct drop *drop = add(op->daemon, m, op->session);
     if (drop == NULL)
         return err_set(&op->err, SHD_ENOMEM, "no memory to drop a model");
-    presence_hold(m->ledger->head, req->first);
+    if (req->twin)
+        presence_twin(m->ledger->head, req->first);
+    if (req->owner > 0 || req->twin)
+        presence_hold(m->ledger->head, req->first);
     if (!moved_by(m, drop->session)) /* else they train on until it is gone */
         dismiss(m, drop, /* trainers= */ true, say_dropped(m, drop, &why));
     return answer_held(op, m);
@@ -402,7 +406,7 @@ int drop_settle(struct op *op, const char *name)
         return SHD_OK;
     if (m->use.drop != NULL)
         return moved_by(m, m->use.drop->session) ? drop_ask_again(op) : held(op, m);
-    const struct presence_word word = { .first = req->first };
+    const struct presence_word word = { .first = req->first, .own = op_asks_first(op) };
     const enum presence_told told = presence_hear(m->ledger->head, &word);
     if (told == PRESENCE_KEEP)
         return SHD_OK;
@@ -415,10 +419,21 @@ int drop_settle(struct op *op, const char *name)
     return told == PRESENCE_ASK ? drop_ask_again(op) : drop_here(op, m);
 }
 
+void drop_opened(const struct op *op, struct model *m)
+{
+    if (op->req.open_model.twin)
+        presence_twin(m->ledger->head, op->req.open_model.first);
+}
+
+uint64_t drop_first(const struct model *m)
+{
+    return presence_first(m->ledger->head);
+}
+
 void drop_orphan(struct op *op, const char *name)
 {
     struct model *m = model_find(op->daemon, name);
-    if (m != NULL && name[0] != '\0' && m->ledger->head->owner > 0 && m->use.drop == NULL &&
+    if (m != NULL && name[0] != '\0' && m->use.drop == NULL &&
         atomic_load(&m->ledger->head->first) != 0)
         drop_here(op, m); /* else it is in the way, and says so */
 }

@@ -19,7 +19,10 @@
 #ifndef SHD_DAEMON_DROP_H
 #define SHD_DAEMON_DROP_H
 
+#include <stdint.h>
+
 struct daemon;
+struct model;
 struct op;
 struct session;
 
@@ -30,6 +33,11 @@ int drop_ask(struct op *op);
  * SHD_EBUSY: it is being dropped; with retry_ms: the request does not say yet which instance owner
  * 0 has. SHD_ENOTSUP: nor will it, for it is of an older build. */
 int drop_settle(struct op *op, const char *name);
+
+/* OPEN_MODEL of it has come to its end: that it is a replica is noted, as DROP hold does. And what
+ * others go by, as a Layout says (presence.h). */
+void drop_opened(const struct op *op, struct model *m);
+uint64_t drop_first(const struct model *m);
 
 /* A session makes a model of this name anew, with owner 0's consent: what was dropped there goes
  * here, too. */

@@ -182,7 +182,9 @@ static int attach(struct open_work *w, struct model *m)
         .instance = m->kept.instance,
         .guard_back = model_gone_back(m),
         .room = model_room(m),
+        .first = drop_first(m),
     };
+    drop_opened(op, m);
     session_opened(op->session, model_place(m->handle));
     struct decision last;
     if (step_last_decision(m->core, &last)) {

@@ -500,7 +500,7 @@ static uint64_t origin_needed(const struct ledger *l)
         return 0; /* none was being applied */
     for (uint32_t u = 0; u < l->head->units; u++)
         if (atomic_load(&l->unit[u].version) < commits)
-            return l->head->put_at[commits & 1];
+            return l->head->beside.put[commits & 1];
     return 0;
 }
 

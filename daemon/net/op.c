@@ -191,6 +191,13 @@ void op_finish(struct op *op, int status)
     op_drop(op);
 }
 
+/* Older builds tell replicas as they tell other owners, that owner 0 was asked, and no more. */
+bool op_asks_first(const struct op *op)
+{
+    const struct wire_open_model *req = &op->req.open_model;
+    return req->owner == 0 && !req->twin && !req->settled;
+}
+
 void op_again(struct op **list)
 {
     struct op *op = *list;

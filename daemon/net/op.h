@@ -102,6 +102,9 @@ void op_finish(struct op *op, int status);
  * loses its reply, and in the second case its session. */
 void op_reply(const struct op *op);
 
+/* An OPEN_MODEL that is sent to owner 0, and to no replica of it. */
+bool op_asks_first(const struct op *op);
+
 /* Call the handlers of those in *list again: they waited for something that has happened. Who must
  * wait on joins a new list. */
 void op_again(struct op **list);

@@ -37,7 +37,7 @@ static int begin_put(struct op *op)
 static int begin_it(struct op *op)
 {
     const int r = adopt_check_name(op->daemon, op->req.create.name, &op->err);
-    if (r == SHD_OK && op->req.create.owner > 0)
+    if (r == SHD_OK && (op->req.create.owner > 0 || op->req.create.twin))
         drop_orphan(op, op->req.create.name);
     return r == SHD_OK ? create_begin(op) : r;
 }

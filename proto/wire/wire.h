@@ -87,6 +87,7 @@ enum wire_level {
     WIRE_LEVEL_VIEWS,  /* Hello.view */
     WIRE_LEVEL_MOVES,  /* Move, Restore.beside */
     WIRE_LEVEL_TWINS,  /* what owner 0's replica is told: Prepared.unit_norms, Commit.recorded */
+    WIRE_LEVEL_PAIRS,  /* that it is one: `twin`, `first` of Layout and Dropped */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -159,7 +160,8 @@ struct wire_open_model {
     bool spec_apart; /* the client is of WIRE_LEVEL_SPECS at least */
     bool one_count;  /* of updates, for all units of a model that is made: an owner is of a level
                       * below WIRE_LEVEL_COUNTS */
-    uint64_t first;  /* owner 0's Layout.instance; 0: not known */
+    uint64_t first;  /* owner 0's Layout.first, or else its instance; 0: not known */
+    bool twin;       /* to a replica; also false below WIRE_LEVEL_PAIRS */
 };
 struct wire_return {
     uint32_t model;
@@ -277,6 +279,7 @@ struct wire_create {
         unit_updates; /* of a put, begin: of each unit a uint64_t, in any place: 1 + the
                        * updates that count; 0: as the decision says. None: of all */
     bool one_count;   /* begin: as in wire_open_model */
+    bool twin;        /* likewise */
 };
 struct wire_put {
     uint64_t origin; /* > 0 */
@@ -358,9 +361,11 @@ enum wire_drop_what {
 struct wire_drop {
     enum wire_drop_what what;
     const char *name;
-    uint64_t first; /* to the others: owner 0's wire_dropped.instance; 0: it has none */
+    uint64_t first; /* to the others: owner 0's wire_dropped.first, or else its instance; 0: it has
+                     * none */
     uint32_t owner, owners;
     bool force;
+    bool twin; /* as in wire_open_model */
 };
 enum wire_move_what {
     WIRE_MOVE_TELL = 1,
@@ -484,6 +489,7 @@ struct wire_layout {
     uint64_t instance;   /* 0 below WIRE_LEVEL_STATES */
     uint64_t guard_back; /* owner 0's: 1 + the step that a guard has gone back for, last; 0: none */
     uint32_t room;       /* micro-batches that a step can be set to have; 0: none; below AUDITS */
+    uint64_t first;      /* instance of the owner that it was a replica of; 0: of none */
 };
 struct wire_prepared {
     uint64_t step;
@@ -624,6 +630,7 @@ struct wire_dropped {
     uint64_t instance, step; /* HELD: of this owner's model; NONE: 1, it had moved, and this is
                               * forgotten */
     const char *near;        /* NONE: the most similar name here, or "" */
+    uint64_t first;          /* HELD: as in wire_layout */
 };
 enum wire_moved_what {
     WIRE_MOVED_TOLD = 1, /* it will be */

@@ -131,6 +131,7 @@ static const struct wire_field open_model_fields[] = {
     ROW(open_model, spec_apart, .form = WIRE_ANY, SINCE(SPECS)),
     ROW(open_model, one_count, .form = WIRE_ANY, SINCE(COUNTS)),
     ROW(open_model, first, .form = WIRE_ANY, SINCE(STATES)),
+    ROW(open_model, twin, .form = WIRE_ANY, SINCE(PAIRS)),
 };
 static const struct wire_field return_fields[] = {
     ANY(return, model),
@@ -228,6 +229,7 @@ static const struct wire_field create_fields[] = {
     SPEC_AT(create),
     UNIT_UPDATES(create),
     ROW(create, one_count, .form = WIRE_ANY, SINCE(COUNTS)),
+    ROW(create, twin, .form = WIRE_ANY, SINCE(PAIRS)),
 };
 static const struct wire_field put_fields[] = { RANGE(put, origin, 1, UINT64_MAX),
                                                 UP_TO(put, unit, SHD_UNITS_MAX - 1) };
@@ -283,6 +285,7 @@ static const struct wire_field drop_fields[] = {
     ROW(drop, owner, .form = WIRE_INDEX, NEEDED_SINCE(STATES)),
     ROW(drop, owners, LIMITS(1, SHD_OWNERS_MAX), NEEDED_SINCE(STATES)),
     ROW(drop, force, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(drop, twin, .form = WIRE_ANY, SINCE(PAIRS)),
 };
 static const struct wire_field move_fields[] = {
     ROW(move, what, LIMITS(WIRE_MOVE_TELL, WIRE_MOVE_THERE), NEEDED_SINCE(MOVES)),
@@ -358,6 +361,7 @@ static const struct wire_field layout_fields[] = {
     ROW(layout, instance, .form = WIRE_ANY, SINCE(STATES)),
     ROW(layout, guard_back, .form = WIRE_ANY, SINCE(AUDITS)),
     ROW(layout, room, .form = WIRE_UP_TO, .max = SHD_MICROS_MAX, SINCE(AUDITS)),
+    ROW(layout, first, .form = WIRE_ANY, SINCE(PAIRS)),
 };
 static const struct wire_field prepared_fields[] = {
     ANY(prepared, step),
@@ -469,6 +473,7 @@ static const struct wire_field dropped_fields[] = {
     ROW(dropped, instance, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(dropped, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(dropped, near, .form = WIRE_NAME, .max = WIRE_NAME_BYTES_MAX - 1, NEEDED_SINCE(STATES)),
+    ROW(dropped, first, .form = WIRE_ANY, SINCE(PAIRS)),
 };
 static const struct wire_field forked_fields[] = {
     ROW(forked, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),

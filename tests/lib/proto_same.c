@@ -47,7 +47,7 @@ static bool same_open_model(const struct wire_open_model *a, const struct wire_o
     return same_bytes(a->spec, b->spec) && strcmp(a->name, b->name) == 0 && a->owner == b->owner &&
            a->owners == b->owners && a->slots == b->slots && a->origin == b->origin &&
            a->settled == b->settled && a->spec_apart == b->spec_apart &&
-           a->one_count == b->one_count && a->first == b->first &&
+           a->one_count == b->one_count && a->first == b->first && a->twin == b->twin &&
            same_spec_at(&a->spec_at, &b->spec_at);
 }
 
@@ -64,7 +64,8 @@ static bool same_create(const struct wire_create *a, const struct wire_create *b
     return a->what == b->what && a->origin == b->origin && strcmp(a->name, b->name) == 0 &&
            same_bytes(a->spec, b->spec) && a->owner == b->owner && a->owners == b->owners &&
            a->consent == b->consent && a->attempt == b->attempt && a->one_count == b->one_count &&
-           same_spec_at(&a->spec_at, &b->spec_at) && same_bytes(a->unit_updates, b->unit_updates);
+           a->twin == b->twin && same_spec_at(&a->spec_at, &b->spec_at) &&
+           same_bytes(a->unit_updates, b->unit_updates);
 }
 
 static bool same_restore(const struct wire_restore *a, const struct wire_restore *b)
@@ -142,7 +143,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
     case WIRE_DROP:
         return a->drop.what == b->drop.what && strcmp(a->drop.name, b->drop.name) == 0 &&
                a->drop.first == b->drop.first && a->drop.owner == b->drop.owner &&
-               a->drop.owners == b->drop.owners && a->drop.force == b->drop.force;
+               a->drop.owners == b->drop.owners && a->drop.force == b->drop.force &&
+               a->drop.twin == b->drop.twin;
     case WIRE_FORK:
         return a->fork.origin == b->fork.origin && a->fork.model == b->fork.model &&
                a->fork.step == b->fork.step && same_bytes(a->fork.settings, b->fork.settings) &&
@@ -178,7 +180,7 @@ static bool same_layout(const struct wire_layout *a, const struct wire_layout *b
         a->slot_bytes != b->slot_bytes || a->segment_count != b->segment_count ||
         a->origin != b->origin || a->restore_id != b->restore_id || a->twin_pid != b->twin_pid ||
         a->spec_bytes != b->spec_bytes || a->instance != b->instance || a->room != b->room ||
-        a->one_count != b->one_count || !same_bytes(a->in, b->in) ||
+        a->one_count != b->one_count || a->first != b->first || !same_bytes(a->in, b->in) ||
         !same_bytes(a->device, b->device))
         return false;
     for (uint32_t i = 0; i < a->segment_count; i++)
@@ -277,7 +279,9 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
                a->pinned.segment == b->pinned.segment && a->pinned.bytes == b->pinned.bytes;
     case WIRE_DROPPED:
         return a->dropped.what == b->dropped.what && a->dropped.instance == b->dropped.instance &&
-               a->dropped.step == b->dropped.step && strcmp(a->dropped.near, b->dropped.near) == 0;
+               a->dropped.step == b->dropped.step &&
+               strcmp(a->dropped.near, b->dropped.near) == 0 &&
+               a->dropped.first == b->dropped.first;
     case WIRE_SNAPSHOTS:
         return a->snapshots.step == b->snapshots.step && a->snapshots.every == b->snapshots.every &&
                a->snapshots.keep == b->snapshots.keep &&

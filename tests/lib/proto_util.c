@@ -252,6 +252,7 @@ static void random_open_model(uint64_t *seed, struct wire_open_model *o,
     o->spec_apart = random_u32(seed, 0, 1) == 1;
     o->one_count = random_u32(seed, 0, 1) == 1;
     o->first = random_u64(seed, 0, UINT64_MAX);
+    o->twin = random_u32(seed, 0, 1) == 1;
 }
 
 static void random_create(uint64_t *seed, struct wire_create *c, char name[WIRE_NAME_BYTES_MAX])
@@ -266,6 +267,7 @@ static void random_create(uint64_t *seed, struct wire_create *c, char name[WIRE_
     c->spec_at = random_spec_at(seed);
     c->unit_updates = random_bytes(seed, 8 * SHD_UNITS_MAX / 4, 8); /* beside it */
     c->one_count = random_u32(seed, 0, 1) == 1;
+    c->twin = random_u32(seed, 0, 1) == 1;
     c->owner = random_u32(seed, 0, c->owners - 1);
 }
 
@@ -355,7 +357,8 @@ static void random_drop(uint64_t *seed, struct wire_drop *d, char name[WIRE_NAME
                              .name = random_name(seed, name),
                              .first = random_u64(seed, 0, UINT64_MAX),
                              .owners = random_u32(seed, 1, SHD_OWNERS_MAX),
-                             .force = random_u32(seed, 0, 1) == 1 };
+                             .force = random_u32(seed, 0, 1) == 1,
+                             .twin = random_u32(seed, 0, 1) == 1 };
     d->owner = random_u32(seed, 0, d->owners - 1);
 }
 
@@ -494,7 +497,8 @@ static void random_layout(uint64_t *seed, struct wire_layout *l)
                                .spec_bytes = random_u64(seed, 0, SPEC_JSON_BYTES_MAX),
                                .one_count = random_u32(seed, 0, 1) == 1,
                                .instance = random_u64(seed, 0, UINT64_MAX),
-                               .room = random_u32(seed, 0, SHD_MICROS_MAX) };
+                               .room = random_u32(seed, 0, SHD_MICROS_MAX),
+                               .first = random_u64(seed, 0, UINT64_MAX) };
     if (test_random(seed) % 2 != 0)
         l->device = (struct wire_bytes){ (const uint8_t *)"UUID of a device", WIRE_DEVICE_BYTES };
     if (l->has_decision)
@@ -693,8 +697,8 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
     case WIRE_DROPPED:
         p.dropped = (struct wire_dropped){ (enum wire_dropped_what)random_u32(seed, 1, 4),
                                            random_u64(seed, 0, UINT64_MAX),
-                                           random_u64(seed, 0, UINT64_MAX),
-                                           random_name(seed, name) };
+                                           random_u64(seed, 0, UINT64_MAX), random_name(seed, name),
+                                           random_u64(seed, 0, UINT64_MAX) };
         break;
     case WIRE_SNAPSHOTS:
         p.snapshots = (struct wire_snapshots){

@@ -205,7 +205,9 @@ static struct sim_told none(void)
 static struct sim_told look(struct sim *s, struct sim_daemon *d, const struct sim_passing *p)
 {
     struct sim_part *part = part_of(s, d);
-    const struct presence_word word = { p->ask.told, p->ask.origin, p->ask.first };
+    const struct presence_word word = { .told = p->ask.told,
+                                        .origin = p->ask.origin,
+                                        .first = p->ask.first };
     if (is_made(part)) {
         const enum presence_told told = waits_for_word(part) ? presence_hear(&part->head, &word)
                                                              : PRESENCE_DROP;

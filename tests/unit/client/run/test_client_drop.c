@@ -10,6 +10,7 @@
 #include "proto/base/failpoint.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
+#include "tests/lib/paired.h"
 
 #define TOY   toy_spec("f32", TOY_ADAMW)
 #define STEPS 3u
@@ -426,9 +427,12 @@ static void make_raw(const struct round *round, const struct link *link,
                      struct wire_request *ret_request)
 {
     const struct raw *raw = round->ctx;
-    ret_request->drop = (struct wire_drop){
-        .what = raw->what, .name = raw->name, .first = raw->first, .owner = link->index, .owners = 2
-    };
+    ret_request->drop = (struct wire_drop){ .what = raw->what,
+                                            .name = raw->name,
+                                            .first = raw->first,
+                                            .owner = link_owner(link),
+                                            .owners = 2,
+                                            .twin = link_is_replica(link) };
 }
 
 static int take_raw(const struct round *round, const struct link *link,
@@ -452,7 +456,20 @@ static int ask(shd_session *s, uint32_t owner, struct raw *raw, struct shd_err *
     return round_one(&round, &s->hub->links[owner], 0, e);
 }
 
-/* A session has both hold it; with `go` owner 0 drops it. Then it ends, with the daemons. */
+/* All others: owner 0's replica first. */
+static void hold_others(shd_session *s, struct raw *raw)
+{
+    struct shd_err e = { 0 };
+    raw->first = raw->got.instance;
+    for (uint32_t i = s->hub->link_count; i-- > 1;)
+        if (link_owner(&s->hub->links[i]) == 0)
+            EXPECT_OK(ask(s, i, raw, &e), &e);
+    for (uint32_t i = 1; i < s->hub->link_count; i++)
+        if (link_owner(&s->hub->links[i]) != 0)
+            EXPECT_OK(ask(s, i, raw, &e), &e);
+}
+
+/* A session has all hold it; with `go` owner 0 drops it. Then it ends, with the daemons. */
 static void drop_half(bool go, bool killed)
 {
     struct shd_err e = { 0 };
@@ -460,8 +477,7 @@ static void drop_half(bool go, bool killed)
     shd_session *s = attach(PATIENT_MS);
     EXPECT_OK(ask(s, 0, &raw, &e), &e);
     EXPECT_EQ(raw.got.what, WIRE_DROPPED_HELD);
-    raw.first = raw.got.instance;
-    EXPECT_OK(ask(s, 1, &raw, &e), &e);
+    hold_others(s, &raw);
     EXPECT_EQ(raw.got.what, WIRE_DROPPED_HELD);
     raw.what = WIRE_DROP_GO;
     if (go) {
@@ -475,7 +491,7 @@ static void drop_half(bool go, bool killed)
         shd_close(other);
     }
     shd_close(s);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < daemons.count; i++) {
         if (killed)
             fixture_restart(&daemons, i);
         EXPECT_SOON(!shows(i, "/status", "\"test\"")); /* they see that it has gone */
@@ -591,8 +607,7 @@ TEST(a_fork_that_one_owner_has_opened_is_not_dropped_by_half)
         shd_session *s = attach(PATIENT_MS);
         EXPECT_OK(ask(s, 0, &raw, &e), &e);
         EXPECT_EQ(raw.got.what, WIRE_DROPPED_HELD);
-        raw.first = raw.got.instance;
-        EXPECT_OK(ask(s, 1, &raw, &e), &e);
+        hold_others(s, &raw);
         raw.what = WIRE_DROP_GO;
         if (go != 0) {
             EXPECT_OK(ask(s, 0, &raw, &e), &e);
@@ -652,6 +667,73 @@ TEST(daemons_killed_in_the_middle_drop_it_whole)
         EXPECT_STR(again, first);
         fixture_stop(&daemons);
     }
+}
+
+#define ASKED_HELD 3 /* times: owner 0, its replica, the others */
+#define ASKED_GONE 6
+
+static int asked_left;
+
+static void die_when_asked(const char *name)
+{
+    if (strcmp(name, "drop:asked") == 0 && --asked_left == 0)
+        raise(SIGKILL);
+}
+
+static void drop_until(int asked)
+{
+    struct shd_err e = { 0 };
+    int status;
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        asked_left = asked;
+        fail_point_hook = die_when_asked;
+        drop_toy(attach(PATIENT_MS), false, &e);
+        _exit(1);
+    }
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT(WIFSIGNALED(status));
+    for (int i = 0; i < daemons.count; i++)
+        EXPECT_SOON(!shows(i, "/status", "\"test\""));
+}
+
+/* Wherever who drops it ended, and whichever host is lost then. */
+TEST(a_drop_of_pairs_that_is_cut_off_leaves_all_or_nothing)
+{
+    daemons.replicas = FIXTURE_PAIRS;
+    for (int asked = 1; asked <= ASKED_GONE; asked++)
+        for (int lost = 0; lost < 3; lost++) {
+            /* Owner 0 has dropped it; where that one is lost, what its replica has counts. */
+            const bool gone = asked > ASKED_HELD + (lost == 1);
+            struct shd_err e = { 0 };
+            char fresh[65], before[65], after[65];
+            shd_model *m;
+            fixture_start_kept(&daemons, 2, "");
+            train_toy(1, fresh);
+            train_toy(1, before);
+            drop_until(asked);
+            if (lost > 0)
+                paired_put_out(lost == 1 ? "a" : "b");
+            shd_session *s = attach(PATIENT_MS);
+            const int r = shd_model_attach(s, "toy", &m, &e);
+            if (gone ? r != SHD_ENOENT : r != SHD_OK)
+                FAIL("asked %d times, host %d: %s: %s", asked, lost, status_name(r), e.text);
+            if (!gone) {
+                EXPECT_EQ(shd_step(m), 2);
+                digest_of(m, after);
+                EXPECT_STR(after, before);
+            }
+            shd_close(s);
+            train_toy(1, after);
+            if (gone)
+                EXPECT_STR(after, fresh);
+            s = attach(PATIENT_MS);
+            EXPECT_OK(drop_toy(s, false, &e), &e);
+            shd_close(s);
+            fixture_stop(&daemons);
+        }
+    daemons.replicas = FIXTURE_AS_TOLD;
 }
 
 /* With nobody who repeats it: the model is there whole, or gone, wherever a daemon was killed. */

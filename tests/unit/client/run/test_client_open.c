@@ -274,8 +274,6 @@ static struct shared *share(void)
     return shared;
 }
 
-static char pair[400]; /* an address; "": all daemons, none of them a replica */
-
 static pid_t fork_opener(struct shared *shared, struct source from)
 {
     const pid_t pid = test_fork();
@@ -285,7 +283,7 @@ static pid_t fork_opener(struct shared *shared, struct source from)
     shd_session *s;
     shd_model *m;
     bool created = false;
-    int r = try_connect(pair[0] != '\0' ? pair : daemons.address, PATIENT_MS, &s, &e);
+    int r = try_connect(daemons.address, PATIENT_MS, &s, &e);
     while (!atomic_load(&shared->go))
         sleep_ms(1);
     if (r == SHD_OK)
@@ -452,37 +450,52 @@ TEST(a_creator_killed_at_any_point_leaves_all_or_nothing)
     munmap(shared, sizeof *shared);
 }
 
-/* Owner 0's replica keeps no model for owner 0's word: what it lacks is to be dropped, as it says.
+enum mishap { NO_MISHAP, REPLICA_RESTARTS, HOST_LOST, MISHAPS };
+
+/* Owner 0's replica waits for owner 0's word, and has the word where the host of that one is lost.
  */
-TEST(a_model_that_a_replica_lacks_is_dropped_and_made_anew)
+TEST(a_creator_killed_at_any_point_leaves_all_or_nothing_with_replicas)
 {
+    static const struct {
+        const char *name;
+        bool opened, opened_by_replica;
+    } points[] = {
+        { "open:put", false, false },      { "open:others_full", false, false },
+        { "open:full", false, true },      { "open:opened", true, true },
+        { "open:all_opened", true, true },
+    };
     char hex[65];
-    struct shd_err e = { 0 };
-    struct source from = SOURCE(5);
     struct shared *shared = share();
-    shd_session *s;
-    shd_model *m;
     begin(5, hex);
-    *shared = (struct shared){ .go = true };
-    paired_start(&daemons, 2, 2, "");
-    snprintf(pair, sizeof pair, "%s?cpu0+cpu1", daemons.dir);
     fail_point_hook = kill_here;
-    kill_point = "open:opened";
-    expect_end(fork_opener(shared, SOURCE(5)), true);
-    kill_point = NULL;
+    daemons.replicas = FIXTURE_PAIRS;
+    for (size_t i = 0; i < ARRAY_SIZE(points); i++)
+        for (int what = 0; what < MISHAPS; what++) {
+            const bool opened = what == HOST_LOST ? points[i].opened_by_replica : points[i].opened;
+            struct shd_err e = { 0 };
+            shd_model *m;
+            *shared = (struct shared){ .go = true };
+            fixture_start_kept(&daemons, 2, "");
+            kill_point = points[i].name;
+            expect_end(fork_opener(shared, SOURCE(5)), true);
+            kill_point = NULL;
+            if (what == REPLICA_RESTARTS)
+                fixture_restart(&daemons, 2);
+            if (what == HOST_LOST)
+                paired_put_out("a");
+            shd_session *s = attach(PATIENT_MS);
+            const int r = shd_model_attach(s, "begun", &m, &e);
+            if ((r == SHD_OK) != opened || (r != SHD_OK && r != SHD_ENOENT))
+                FAIL("%s, %d: %s", points[i].name, what, e.text);
+            if (r == SHD_OK)
+                expect_values(m, 5, hex);
+            shd_close(s);
+            expect_next(6, opened);
+            fixture_stop(&daemons);
+        }
+    daemons.replicas = FIXTURE_AS_TOLD;
     fail_point_hook = NULL;
-    EXPECT_OK(try_connect(pair, PATIENT_MS, &s, &e), &e);
-    EXPECT_STATUS(shd_model_attach(s, "begun", &m, &e), SHD_ENOENT);
-    EXPECT_HAS(e.text, "daemon cpu1");
-    EXPECT_OK(shd_model_drop(s, "begun", NULL, &e), &e);
-    EXPECT_OK(open_from(s, &from, &m, NULL, &e), &e);
-    expect_values(m, 5, hex);
-    shd_close(s);
-    pair[0] = '\0';
     munmap(shared, sizeof *shared);
-    paired_put_out("b");
-    paired_remove(&daemons);
-    fixture_stop(&daemons);
 }
 
 TEST(daemons_killed_at_any_point_have_all_or_nothing)

@@ -297,7 +297,7 @@ TEST(ledger_that_contradicts_itself_is_refused)
     BROKEN(l.metrics[4].tag = ledger_metrics_tag(3, 1));
     BROKEN(l.metrics[4].tag = ledger_metrics_tag(2, LEDGER_METRICS + 1));
     BROKEN(l.head->resets = LEDGER_RESETS_MAX + 1);
-    BROKEN(l.head->resets_at[0] = 1);
+    BROKEN(l.head->beside.resets[0] = 1);
     BROKEN(l.head->promised = 4);
     BROKEN(l.rewind->under_way = 2);
     BROKEN(l.rewind->last = LEDGER_RESETS_MAX + 2);
@@ -421,7 +421,7 @@ TEST(words_count_by_round)
     struct ledger l = make(&bytes), adopted;
     struct shd_err e = { 0 };
     l.head->resets = 3;
-    l.head->resets_at[0] = 1; /* of the two commits the last one was of the second attempt */
+    l.head->beside.resets[0] = 1; /* of the two commits the last one was of the second attempt */
     l.head->promised = 6;
     l.unit[0].progress = ledger_progress(5, true, 1);
     l.unit[1].progress = l.unit[2].progress = ledger_progress(2, true, MICROS);
