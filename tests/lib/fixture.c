@@ -136,11 +136,10 @@ static void fixture_make_pairs(struct fixture *f, int count)
     paired_make(f, 2, count);
 }
 
-static bool wants_pairs(const struct fixture *f)
+bool fixture_in_pairs(void)
 {
     const char *told = getenv("SHD_TEST_PAIRS");
-    return f->replicas == FIXTURE_PAIRS ||
-           (f->replicas == FIXTURE_AS_TOLD && told != NULL && strcmp(told, "1") == 0);
+    return told != NULL && strcmp(told, "1") == 0;
 }
 
 /* Returns how many daemons there are to be. */
@@ -149,7 +148,8 @@ static int fixture_make_dir(struct fixture *f, int count)
     if (fixture_owner == 0)
         atexit(fixture_sweep);
     fixture_sweep(); /* what a test that failed before has left */
-    f->paired = wants_pairs(f);
+    f->paired = f->replicas == FIXTURE_PAIRS ||
+                (f->replicas == FIXTURE_AS_TOLD && fixture_in_pairs());
     const int all = f->paired ? 2 * count : count;
     CHECK(all <= FIXTURE_DAEMONS_MAX);
     snprintf(f->dir, sizeof f->dir, "%.200s/shd-test-XXXXXX", fixture_base());

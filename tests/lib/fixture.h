@@ -39,6 +39,14 @@ struct fixture {
     struct quota_config quota;               /* likewise */
 };
 
+/* For tests of pairs in a program that runs in both ways: once is enough. */
+#define NEEDS_PAIRS()                                 \
+    do {                                              \
+        if (!fixture_in_pairs())                      \
+            SKIP("it is of pairs: SHD_TEST_PAIRS=1"); \
+    } while (0)
+bool fixture_in_pairs(void);
+
 #define FIXTURE_DEVICE_BYTES 16
 
 const char *fixture_device(const struct fixture *f, int index, char name[FIXTURE_DEVICE_BYTES]);

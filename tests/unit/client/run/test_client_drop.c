@@ -701,7 +701,7 @@ static void drop_until(int asked)
 /* Wherever who drops it ended, and whichever host is lost then. */
 TEST(a_drop_of_pairs_that_is_cut_off_leaves_all_or_nothing)
 {
-    daemons.replicas = FIXTURE_PAIRS;
+    NEEDS_PAIRS();
     for (int asked = 1; asked <= ASKED_GONE; asked++)
         for (int lost = 0; lost < 3; lost++) {
             /* Owner 0 has dropped it; where that one is lost, what its replica has counts. */
@@ -733,7 +733,6 @@ TEST(a_drop_of_pairs_that_is_cut_off_leaves_all_or_nothing)
             shd_close(s);
             fixture_stop(&daemons);
         }
-    daemons.replicas = FIXTURE_AS_TOLD;
 }
 
 /* With nobody who repeats it: the model is there whole, or gone, wherever a daemon was killed. */

@@ -456,6 +456,7 @@ enum mishap { NO_MISHAP, REPLICA_RESTARTS, HOST_LOST, MISHAPS };
  */
 TEST(a_creator_killed_at_any_point_leaves_all_or_nothing_with_replicas)
 {
+    NEEDS_PAIRS();
     static const struct {
         const char *name;
         bool opened, opened_by_replica;
@@ -468,7 +469,6 @@ TEST(a_creator_killed_at_any_point_leaves_all_or_nothing_with_replicas)
     struct shared *shared = share();
     begin(5, hex);
     fail_point_hook = kill_here;
-    daemons.replicas = FIXTURE_PAIRS;
     for (size_t i = 0; i < ARRAY_SIZE(points); i++)
         for (int what = 0; what < MISHAPS; what++) {
             const bool opened = what == HOST_LOST ? points[i].opened_by_replica : points[i].opened;
@@ -493,7 +493,6 @@ TEST(a_creator_killed_at_any_point_leaves_all_or_nothing_with_replicas)
             expect_next(6, opened);
             fixture_stop(&daemons);
         }
-    daemons.replicas = FIXTURE_AS_TOLD;
     fail_point_hook = NULL;
     munmap(shared, sizeof *shared);
 }

@@ -14,11 +14,16 @@
 #include "client/session/link.h"
 #include "client/session/round.h"
 #include "client/session/session.h"
+#include "proto/base/failpoint.h"
 #include "proto/share/board.h"
 #include "tests/lib/client_remote.h"
+#include "tests/lib/paired.h"
 
 #define TOY       toy_spec("f32", TOY_ADAMW)
 #define END_STEPS 5u /* after the last rewind */
+/* Of two pairs, a bit each: */
+#define ALL_BUT_OWNER_0 0xeu
+#define ALL_OF_B        0xcu
 
 static void digest_at(shd_model *m, uint64_t step, char hex[65])
 {
@@ -693,6 +698,86 @@ TEST(daemons_killed_in_the_middle_go_back_whole)
         shd_close(s);
         fixture_stop(&daemons);
     }
+}
+
+/* Bits: daemons that are stopped once owner 0 has gone back. */
+static unsigned stopped;
+
+static void stop_some(const char *name)
+{
+    if (strcmp(name, "rewind:gone") != 0)
+        return;
+    for (int i = 0; i < daemons.count; i++)
+        if ((stopped >> i & 1u) != 0)
+            kill(daemons.pids[i], SIGSTOP);
+    if (stopped == ALL_BUT_OWNER_0)
+        raise(SIGKILL);
+}
+
+static void rewind_and_stop(void)
+{
+    struct shd_err e = { 0 };
+    uint64_t step = 0;
+    fail_point_hook = stop_some;
+    shd_model *m = open_toy(attach(PATIENT_MS), TOY);
+    shd_model_rewind(m, 3, &step, &e);
+    _exit(0);
+}
+
+static bool has_gone_back(const shd_model *m, int daemon)
+{
+    uint64_t to;
+    return board_rewound(m->map->owners[daemon].board.base, &to) != 0;
+}
+
+/* Who rewinds is killed when some owners have gone back, of two pairs, and a host is lost: the
+ * model is at the snapshot or where it was, whole. */
+TEST(a_rewind_of_pairs_that_is_cut_off_leaves_all_or_nothing)
+{
+    NEEDS_PAIRS();
+    char three[65], wrong[65], four[65], got[65];
+    toy_reference(TOY, 3, three);
+    toy_reference(TOY, 4, four);
+    for (stopped = 0; stopped <= ALL_BUT_OWNER_0; stopped += 2)
+        for (int lost = 0; lost < 3; lost++) {
+            struct shd_err e = { 0 };
+            uint64_t step = 0;
+            fixture_start_kept(&daemons, 2, "");
+            shd_session *s = attach(PATIENT_MS);
+            shd_model *m = open_toy(s, TOY);
+            train_steps(m, 3);
+            EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+            train_wrong(m, 3);
+            digest_at(m, 6, wrong);
+            const pid_t pid = fork();
+            CHECK(pid >= 0);
+            if (pid == 0)
+                rewind_and_stop();
+            for (int i = 0; i < daemons.count; i++)
+                EXPECT_SOON((stopped >> i & 1u) != 0 || has_gone_back(m, i));
+            kill(pid, SIGKILL);
+            waitpid(pid, NULL, 0);
+            if (lost > 0)
+                paired_put_out(lost == 1 ? "a" : "b");
+            for (int i = 0; i < daemons.count; i++)
+                kill(daemons.pids[i], SIGCONT);
+            shd_close(s);
+            const bool back = lost != 1 ||
+                              (stopped & ALL_OF_B) != ALL_OF_B; /* they may hear late */
+            s = attach(PATIENT_MS);
+            if (shd_model_attach(s, "toy", &m, &e) != SHD_OK)
+                FAIL("stopped %x, lost %d: %s", stopped, lost, e.text);
+            digest_of(m, got);
+            if (strcmp(got, shd_step(m) == 3 ? three : wrong) != 0 || (back && shd_step(m) != 3))
+                FAIL("stopped %x, lost %d: step %ju", stopped, lost, (uintmax_t)shd_step(m));
+            const bool is_back = shd_step(m) == 3;
+            train_steps(m, 1);
+            digest_of(m, got);
+            if (is_back)
+                EXPECT_STR(got, four);
+            shd_close(s);
+            fixture_stop(&daemons);
+        }
 }
 
 /* A snapshot that was being made when its daemon was killed is none. */
