@@ -8,9 +8,11 @@
 #include "client/paths/map.h"
 #include "client/paths/replica.h"
 #include "client/session/hub.h"
+#include "client/session/membership.h"
 #include "client/session/round.h"
 #include "client/session/session.h"
 #include "proto/base/clock.h"
+#include "proto/base/sys.h"
 #include "tests/lib/client_remote.h"
 #include "tests/lib/paired.h"
 
@@ -225,6 +227,64 @@ TEST(a_host_that_was_let_go_of_is_taken_in_again_when_the_other_one_is_out)
     paired_put_out("a");
     lose_other(&b_then_a);
     go_on_with_filled(&b_then_a, m);
+}
+
+static int fail_at, fail_kind;
+
+static int fail_nth(enum sys_kind kind)
+{
+    return (int)kind == fail_kind && --fail_at == 0 ? ENOMEM : 0;
+}
+
+/* The view is read at once. */
+static void lose_now(struct hub *hub, const char *host)
+{
+    struct shd_err e = { 0 };
+    paired_put_out(host);
+    EXPECT_OK(membership_refresh(hub, &e), &e);
+    poll_until(hub, has_one);
+}
+
+/* The worker goes on, or says what failed and is followed by another one. Returns whether there was
+ * an n-th call. */
+static bool take_in_failing(int kind, int n)
+{
+    char got[65], whole[65];
+    struct shd_err e = { 0 };
+    struct shd_result result = { .size = sizeof result };
+    shd_model *m = begin("60", "", snapshot);
+    lose_now(m->session->hub, "b");
+    train_steps(m, 1);
+    fill(&b_then_a, /* at_both= */ true);
+    fail_kind = kind;
+    fail_at = n;
+    sys_fault = fail_nth;
+    int r = toy_step(m, toy_all_micros, TOY_MICROS, &result, &e);
+    sys_fault = NULL;
+    EXPECT(r == SHD_OK || e.text[0] != '\0');
+    if (r != SHD_OK)
+        r = toy_step(m, toy_all_micros, TOY_MICROS, &result, &e);
+    if (r != SHD_OK) {
+        shd_close(m->session);
+        m = open_toy(connect_to("cpu0+cpu1"), toy_spec("f32", TOY_ADAMW));
+    }
+    EXPECT(!hub_lost(m->session->hub, 1));
+    train_steps(m, 4 - (uint32_t)shd_step(m));
+    toy_reference(toy_spec("f32", TOY_ADAMW), 4, whole);
+    digest_of(m, got);
+    EXPECT_STR(got, whole);
+    lose_now(m->session->hub, "a");
+    end(m, "cpu1", 0);
+    return fail_at <= 0;
+}
+
+/* Each third call of each kind, which are those of a daemon or of the other one. */
+TEST(a_host_is_taken_in_again_though_a_call_fails)
+{
+    static const int kinds[] = { SYS_ALLOC, SYS_MAP, SYS_SEND };
+    for (size_t k = 0; k < ARRAY_SIZE(kinds); k++)
+        for (int n = 1 + (int)k; take_in_failing(kinds[k], n); n += 3) {
+        }
 }
 
 /* All of that goes by while this session asks nobody. */
