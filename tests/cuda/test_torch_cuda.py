@@ -285,7 +285,7 @@ class Killed(unittest.TestCase):
 
     @staticmethod
     def daemon(daemons):
-        found = [int(pid) for pid in os.listdir('/proc') if pid.isdigit() and _is_daemon(pid, daemons.address)]
+        found = [int(pid) for pid in os.listdir('/proc') if pid.isdigit() and _is_daemon(pid, daemons.runtime)]
         assert found
         for pid in found:
             os.kill(pid, signal.SIGKILL)

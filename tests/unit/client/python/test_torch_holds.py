@@ -643,7 +643,7 @@ class Moves(unittest.TestCase):
         """Beside the workers, of which each goes on for some steps meanwhile, and ends after it."""
         for at, of, to in self.MOVES:
             self.marked(f'{name}-{at}')
-            done = subprocess.run([DAEMONS.shardctl, 'reshard', name, '-a', f'{DAEMONS.address}?{of}', '--to', to, '--by',
+            done = subprocess.run([DAEMONS.shardctl, 'reshard', name, '-a', f'{DAEMONS.runtime}?{of}', '--to', to, '--by',
                                    DAEMONS.directory], capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 0, done.stderr)
             first(DAEMONS, f'{name}-moved-{at}')
@@ -657,7 +657,7 @@ class Moves(unittest.TestCase):
     def train(self, name, work, world=2, moves=True):
         """What each worker's work(look) returned."""
         def function():
-            os.environ['SHARDD_ADDRESS'] = DAEMONS.address + '?cpu0'
+            os.environ['SHARDD_ADDRESS'] = DAEMONS.runtime + '?cpu0'
             if os.environ['RANK'] == str(world):
                 return self.move(name)
             os.environ['WORLD_SIZE'] = str(world)

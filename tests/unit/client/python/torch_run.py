@@ -4,6 +4,7 @@ PyTorch takes seconds to import, so it is imported once. Each worker is a fork o
 computes nothing and has no session.
 """
 import contextlib
+import json
 import os
 import pickle
 import shutil
@@ -49,14 +50,26 @@ class Daemons:
     def __init__(self, build, count=2, devices=None):
         self.shardctl = os.path.join(build, 'bin', 'shardctl')
         self.directory = tempfile.mkdtemp(prefix='shd-torch-')
-        self.address = os.path.join(self.directory, 'run')
-        which = ['--devices', devices] if devices else ['--daemons', str(count)]
-        subprocess.run([self.shardctl, 'up', *which, '--threads-per-daemon', '1', '--runtime-dir', self.address],
+        self.runtime = os.path.join(self.directory, 'run')
+        pairs = os.environ.get('SHD_TEST_PAIRS') == '1' and not devices
+        which = ['--devices', devices] if devices else ['--daemons', str(2 * count if pairs else count)]
+        subprocess.run([self.shardctl, 'up', *which, '--threads-per-daemon', '1', '--runtime-dir', self.runtime],
                        check=True, stdout=subprocess.DEVNULL)
         self.relays = []
         if os.environ.get('SHD_TEST_RELAYS') == '1':
             self._relay(build, count)
-        os.environ['SHARDD_ADDRESS'] = self.address if not self.relays else os.path.join(self.directory, 'far')
+        self.address = os.path.join(self.directory, 'far') if self.relays else self._pair(count) if pairs else self.runtime
+        os.environ['SHARDD_ADDRESS'] = self.address
+
+    def _pair(self, count):
+        """Each daemon has a replica on another host, as tests/lib/fixture.h has it. Returns the address."""
+        arbiter, first, second = (os.path.join(self.directory, 'arbiter'), ['cpu%d' % i for i in range(count)],
+                                  ['cpu%d' % (i + count) for i in range(count)])
+        os.mkdir(arbiter, 0o700)
+        with open(os.path.join(self.runtime, 'replicas.json'), 'w') as f:
+            json.dump({'schema': 1, 'cluster': 'c0', 'arbiter': 'file:' + arbiter,
+                       'hosts': [{'name': 'a', 'devices': first}, {'name': 'b', 'devices': second}]}, f)
+        return self.runtime + '?' + ','.join(map('+'.join, zip(first, second)))
 
     def _relay(self, build, count):
         """Workers attach through two relays, as if they were on another host."""
@@ -65,7 +78,7 @@ class Daemons:
         subprocess.run([self.shardctl, 'keys', 'new', cluster, 'b=127.0.0.1:1',
                         'a=127.%d.%d.%d:7190' % (1 + (pid >> 16 & 127), pid >> 8 & 255, pid & 255)], check=True)
         for host, more in ('a', []), ('b', ['--from', 'a:' + ','.join('cpu%d' % i for i in range(count))]):
-            directory = self.address if host == 'a' else os.path.join(self.directory, 'far')
+            directory = self.runtime if host == 'a' else os.path.join(self.directory, 'far')
             self.relays.append(subprocess.Popen(
                 [shardd, '--relay', '--cluster', cluster, '--host', host, '--runtime-dir', directory, *more,
                  '--log-level', 'error']))
@@ -76,7 +89,7 @@ class Daemons:
         for relay in self.relays:
             relay.terminate()
             relay.wait()
-        subprocess.run([self.shardctl, 'down', '--yes', '--runtime-dir', self.address], check=True,
+        subprocess.run([self.shardctl, 'down', '--yes', '--runtime-dir', self.runtime], check=True,
                        capture_output=True)
         shutil.rmtree(self.directory)
 
