@@ -117,7 +117,7 @@ static int take_layout(struct layout_opening *o, const struct link *link,
     if (link->index == 0) {
         o->origin = layout->origin;
         o->settled = true;
-        o->m->map->first = layout->first != 0 ? layout->first : layout->instance;
+        o->m->map->first = link_goes_by(link, layout->first, layout->instance);
     }
     *(o->ret_layout != NULL ? o->ret_layout : &o->m->map->owners[link->index].layout) = got;
     return SHD_OK;

@@ -50,7 +50,7 @@ static int take_dropped(const struct round *round, const struct link *link,
     CHECK(dropped->what <= WIRE_DROPPED_KEPT); /* wire.h */
     d->counts[dropped->what]++;
     if (link->index == 0 && dropped->what == WIRE_DROPPED_HELD)
-        d->first = dropped->first != 0 ? dropped->first : dropped->instance;
+        d->first = link_goes_by(link, dropped->first, dropped->instance);
     d->forgot = d->forgot || (dropped->what == WIRE_DROPPED_NONE && dropped->instance != 0);
     if (dropped->near[0] != '\0')
         snprintf(d->near, sizeof d->near, "%s", dropped->near);

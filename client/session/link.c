@@ -43,6 +43,11 @@ uint32_t link_owners(const struct link *link)
                                             : link->hub->owner_count;
 }
 
+uint64_t link_goes_by(const struct link *link, uint64_t first, uint64_t instance)
+{
+    return first != 0 && link->hub->members.membership != NULL ? first : instance;
+}
+
 bool link_is_replica(const struct link *link)
 {
     return link->index >= link->hub->owner_count;

@@ -190,6 +190,10 @@ int link_err(const struct link *link, int code, struct shd_err *e, const char *f
 
 /* The owner whose slice it holds, of so many. */
 uint32_t link_owner(const struct link *link);
+
+/* What other owners know owner 0's model by, of its answer: that of the owner it was a replica of
+ * (first; 0: of none), in a session with replicas; else its own. */
+uint64_t link_goes_by(const struct link *link, uint64_t first, uint64_t instance);
 uint32_t link_owners(const struct link *link);
 bool link_is_replica(const struct link *link);
 

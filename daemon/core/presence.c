@@ -24,6 +24,8 @@ static bool follows(const struct ledger_head *h)
 
 void presence_twin(struct ledger_head *h, uint64_t instance)
 {
+    if (h->owner > 0)
+        return; /* it is one of the others anyway */
     const uint64_t old = atomic_load(&h->twin_of);
     const uint64_t now = instance != 0 ? instance : old != 0 ? old : TWIN_OF_UNKNOWN;
     if (now != old)

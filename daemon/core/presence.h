@@ -31,7 +31,7 @@ enum presence {
 /* What a predecessor left. */
 enum presence presence_of(const struct ledger_head *h);
 
-/* It is a replica, of an owner that goes by that instance; 0: not known yet. */
+/* It is a replica; of owner 0: of one that goes by that instance; 0: not known yet. */
 void presence_twin(struct ledger_head *h, uint64_t instance);
 
 /* The instance of the owner that it was a replica of; 0: it was of none, or that is not known. */

@@ -292,6 +292,30 @@ int create_check_name(struct op *op, const char *name, struct moved_seat seat)
     return r;
 }
 
+static void open_now(struct create *c)
+{
+    struct daemon *d = c->daemon;
+    struct model *m = c->model;
+    c->model = NULL;
+    take_out(c);
+    presence_open(m->ledger->head, c->origin);
+    model_serve(d, m);
+    log_info("op=create model=%s owner=%" PRIu32 "/%" PRIu32 " units=%" PRIu32 " elems=%" PRIu64
+             " state_bytes=%" PRIu64 " origin=%016" PRIx64 " by=%s",
+             m->spec->name, m->map->owner, m->map->owners, m->spec->unit_count, m->map->elems,
+             m->state.bytes, c->origin, c->by);
+    model_give(m, c->stage.bytes); /* closed now */
+    create_free(c);
+}
+
+/* A replica of owner 0 is asked to make the model in its place. All others have what waits here,
+ * and some may have opened it. */
+static bool has_the_word(const struct create *c, const struct op *op)
+{
+    return c->owner == 0 && waits_for_word(c) && c->session == 0 && !op->req.create.twin &&
+           op->req.create.owners == c->owners && op->session->said.level >= WIRE_LEVEL_PAIRS;
+}
+
 static int check_begin(struct op *op)
 {
     const struct wire_create *req = &op->req.create;
@@ -316,6 +340,10 @@ int create_begin(struct op *op)
     if (open != NULL)
         return open->ready ? answer(op, WIRE_CREATED_OPEN, "") : busy(op);
     struct create *c = find_name(d, req->name);
+    if (c != NULL && has_the_word(c, op)) {
+        open_now(c);
+        return answer(op, WIRE_CREATED_OPEN, "");
+    }
     const bool ours = c != NULL && c->session == op->session->id;
     if (c != NULL && c->origin == req->origin && ours && c->state != CREATE_MAKING)
         return answer_yours(op, c); /* the reply was lost */
@@ -619,22 +647,6 @@ int create_full(struct op *op)
 /* -- Opening ------------------------------------------------------------------------------------
  */
 
-static void open_now(struct create *c)
-{
-    struct daemon *d = c->daemon;
-    struct model *m = c->model;
-    c->model = NULL;
-    take_out(c);
-    presence_open(m->ledger->head, c->origin);
-    model_serve(d, m);
-    log_info("op=create model=%s owner=%" PRIu32 "/%" PRIu32 " units=%" PRIu32 " elems=%" PRIu64
-             " state_bytes=%" PRIu64 " origin=%016" PRIx64 " by=%s",
-             m->spec->name, m->map->owner, m->map->owners, m->spec->unit_count, m->map->elems,
-             m->state.bytes, c->origin, c->by);
-    model_give(m, c->stage.bytes); /* closed now */
-    create_free(c);
-}
-
 static bool is_open(const struct daemon *d, uint64_t origin)
 {
     for (uint32_t i = 0; i < d->model_count; i++)
@@ -676,12 +688,12 @@ uint64_t create_origin(const struct model *m)
 int create_settle(struct op *op, const char *name)
 {
     const struct wire_open_model *req = &op->req.open_model;
-    const struct presence_word word = { .told = req->settled,
-                                        .origin = req->origin,
-                                        .own = op_asks_first(op) };
     struct create *c = find_name(op->daemon, name);
     if (c == NULL)
         return SHD_OK;
+    const struct presence_word word = { .told = req->settled,
+                                        .origin = req->origin,
+                                        .own = op_asks_first(op) && req->owners == c->owners };
     if (waits_for_word(c)) {
         const enum presence_told told = presence_hear(c->model->ledger->head, &word);
         if (told == PRESENCE_ASK)

@@ -497,6 +497,50 @@ TEST(a_creator_killed_at_any_point_leaves_all_or_nothing_with_replicas)
     munmap(shared, sizeof *shared);
 }
 
+static void stop_replica(const char *name)
+{
+    if (strcmp(name, "open:opened") == 0)
+        kill(daemons.pids[2], SIGSTOP);
+}
+
+static bool has_opened(int daemon)
+{
+    struct http_reply reply = http_get(&daemons, daemon, "/status");
+    const bool has = strstr(reply.body, "\"begun\"") != NULL;
+    free(reply.text);
+    return has;
+}
+
+/* All but owner 0's replica have opened it, and who is next is to make it. */
+TEST(a_replica_that_has_the_word_makes_nothing_anew)
+{
+    char hex[65];
+    struct shd_err e = { 0 };
+    struct source from = SOURCE(6);
+    struct shared *shared = share();
+    shd_model *m;
+    bool created = true;
+    NEEDS_PAIRS();
+    begin(5, hex);
+    *shared = (struct shared){ .go = true };
+    fixture_start_kept(&daemons, 2, "");
+    fail_point_hook = stop_replica;
+    const pid_t pid = fork_opener(shared, SOURCE(5));
+    fail_point_hook = NULL;
+    EXPECT_SOON(has_opened(1) && has_opened(3));
+    kill(pid, SIGKILL);
+    expect_end(pid, true);
+    fixture_restart(&daemons, 2);
+    paired_put_out("a");
+    shd_session *s = attach(PATIENT_MS);
+    EXPECT_OK(open_from(s, &from, &m, &created, &e), &e);
+    EXPECT(!created);
+    expect_values(m, 5, hex);
+    shd_close(s);
+    fixture_stop(&daemons);
+    munmap(shared, sizeof *shared);
+}
+
 TEST(daemons_killed_at_any_point_have_all_or_nothing)
 {
     static const char *const points[] = {
