@@ -45,6 +45,12 @@ struct fixture {
         if (!fixture_in_pairs())                      \
             SKIP("it is of pairs: SHD_TEST_PAIRS=1"); \
     } while (0)
+/* For those to whom replicas make no difference, and that take long. */
+#define NEEDS_NO_PAIRS()                       \
+    do {                                       \
+        if (fixture_in_pairs())                \
+            SKIP("it is the same with pairs"); \
+    } while (0)
 bool fixture_in_pairs(void);
 
 #define FIXTURE_DEVICE_BYTES 16

@@ -90,6 +90,7 @@ TEST(a_name_that_is_not_there_is_told_with_the_nearest)
 /* Nothing grows: neither in the daemon nor at its keeper. */
 TEST(opened_and_dropped_again_and_again_nothing_grows)
 {
+    NEEDS_NO_PAIRS();
     struct shd_err e = { 0 };
     const char *rounds = getenv("SHD_DROP_ROUNDS");
     const int count = rounds != NULL ? atoi(rounds) : 100;
@@ -260,6 +261,7 @@ TEST(what_is_pinned_of_it_goes_too)
 /* Pieces of a large tensor are being copied and counted, for /tensor, when its model goes. */
 TEST(what_is_counted_of_it_for_the_status_socket_is_waited_for)
 {
+    NEEDS_NO_PAIRS();
     static const char large[] = "{\"name\":\"large\",\"micro_batches\":1,\"optimizer\":{\"kind\":"
                                 "\"sgd\"},\"units\":[{\"name\":"
                                 "\"u\",\"tensors\":[{\"name\":\"w\",\"shape\":[8388608]}]}]}";

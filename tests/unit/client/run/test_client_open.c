@@ -412,6 +412,7 @@ static void kill_here(const char *name)
 
 TEST(a_creator_killed_at_any_point_leaves_all_or_nothing)
 {
+    NEEDS_NO_PAIRS();
     static const struct {
         const char *name;
         bool opened;

@@ -738,7 +738,7 @@ TEST(a_rewind_of_pairs_that_is_cut_off_leaves_all_or_nothing)
     char three[65], wrong[65], four[65], got[65];
     toy_reference(TOY, 3, three);
     toy_reference(TOY, 4, four);
-    for (stopped = 0; stopped <= ALL_BUT_OWNER_0; stopped += 2)
+    for (stopped = 0; stopped <= ALL_BUT_OWNER_0; stopped += stopped < ALL_OF_B ? 4 : 2)
         for (int lost = 0; lost < 3; lost++) {
             struct shd_err e = { 0 };
             uint64_t step = 0;
