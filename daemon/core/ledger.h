@@ -247,11 +247,16 @@ int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err 
  * stays what it is: owners are upgraded one after the other, and all must count alike. */
 void ledger_renew(struct ledger *l);
 
-/* Its initial values are in: a successor goes on with it. See presence.h. */
+/* It is not owner 0's, or not always. See presence.h. */
+static inline bool ledger_follows(const struct ledger_head *h)
+{
+    return h->owner > 0 || atomic_load(&h->twin_of) != 0;
+}
+
+/* Its initial values are in: a successor goes on with it. */
 static inline bool ledger_filled(const struct ledger_head *h)
 {
-    return atomic_load(&h->ready) != 0 ||
-           ((h->owner > 0 || atomic_load(&h->twin_of) != 0) && atomic_load(&h->origin) != 0);
+    return atomic_load(&h->ready) != 0 || (ledger_follows(h) && atomic_load(&h->origin) != 0);
 }
 
 /* The round in which the gradients of the step after the last commit are collected, and that of the

@@ -16,12 +16,6 @@ enum presence presence_of(const struct ledger_head *h)
 
 #define TWIN_OF_UNKNOWN UINT64_MAX
 
-/* Not owner 0, or not always. */
-static bool follows(const struct ledger_head *h)
-{
-    return h->owner > 0 || atomic_load(&h->twin_of) != 0;
-}
-
 void presence_twin(struct ledger_head *h, uint64_t instance)
 {
     if (h->owner > 0)
@@ -40,7 +34,7 @@ uint64_t presence_first(const struct ledger_head *h)
 
 void presence_fill(struct ledger_head *h, uint64_t origin)
 {
-    if (!follows(h))
+    if (!ledger_follows(h))
         return; /* its word is `ready` */
     FAIL_POINT("create:full:before");
     atomic_store_explicit(&h->origin, origin, memory_order_release);
@@ -60,10 +54,11 @@ void presence_withdraw(struct ledger_head *h)
     atomic_store(&h->origin, 0);
 }
 
-void presence_hold(struct ledger_head *h, uint64_t first)
+void presence_hold(struct ledger_head *h, uint64_t first, bool replica)
 {
-    if (!follows(h) || first == 0)
+    if ((h->owner == 0 && !replica) || first == 0)
         return;
+    presence_twin(h, first); /* before: as owner 0 it goes by what the others are held with */
     FAIL_POINT("drop:hold:before");
     atomic_store_explicit(&h->first, first, memory_order_release);
     FAIL_POINT("drop:hold:after");
@@ -74,7 +69,7 @@ void presence_hold(struct ledger_head *h, uint64_t first)
 void presence_end(struct ledger_head *h)
 {
     FAIL_POINT("drop:ready:before");
-    if (follows(h))
+    if (ledger_follows(h))
         atomic_store_explicit(&h->origin, 0, memory_order_release);
     FAIL_POINT("drop:ready:between");
     atomic_store_explicit(&h->ready, 0, memory_order_release);
@@ -83,7 +78,7 @@ void presence_end(struct ledger_head *h)
 
 bool presence_goes_with(const struct ledger_head *h, uint64_t first)
 {
-    return follows(h) && first != 0 && atomic_load(&h->first) == first;
+    return ledger_follows(h) && first != 0 && atomic_load(&h->first) == first;
 }
 
 enum presence_told presence_hear(const struct ledger_head *h, const struct presence_word *word)

@@ -46,8 +46,9 @@ void presence_open(struct ledger_head *h, uint64_t origin);
 /* One that is not open is not to be. */
 void presence_withdraw(struct ledger_head *h);
 
-/* It is to be dropped with owner 0's of instance `first`; 0: that has none. Of owner 0: nothing. */
-void presence_hold(struct ledger_head *h, uint64_t first);
+/* It is to be dropped with owner 0's of instance `first`; 0: that has none. Of owner 0 itself, and
+ * no replica: nothing. */
+void presence_hold(struct ledger_head *h, uint64_t first, bool replica);
 
 /* It is gone. Of owner 0: for all. */
 void presence_end(struct ledger_head *h);

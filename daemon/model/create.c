@@ -128,6 +128,23 @@ static void drop(struct create *c, const char *why)
     create_free(c);
 }
 
+/* It is there. */
+static void open_now(struct create *c)
+{
+    struct daemon *d = c->daemon;
+    struct model *m = c->model;
+    c->model = NULL;
+    take_out(c);
+    presence_open(m->ledger->head, c->origin);
+    model_serve(d, m);
+    log_info("op=create model=%s owner=%" PRIu32 "/%" PRIu32 " units=%" PRIu32 " elems=%" PRIu64
+             " state_bytes=%" PRIu64 " origin=%016" PRIx64 " by=%s",
+             m->spec->name, m->map->owner, m->map->owners, m->spec->unit_count, m->map->elems,
+             m->state.bytes, c->origin, c->by);
+    model_give(m, c->stage.bytes); /* closed now */
+    create_free(c);
+}
+
 /* Full, and not the first owner's. */
 static bool waits_for_word(const struct create *c)
 {
@@ -292,24 +309,8 @@ int create_check_name(struct op *op, const char *name, struct moved_seat seat)
     return r;
 }
 
-static void open_now(struct create *c)
-{
-    struct daemon *d = c->daemon;
-    struct model *m = c->model;
-    c->model = NULL;
-    take_out(c);
-    presence_open(m->ledger->head, c->origin);
-    model_serve(d, m);
-    log_info("op=create model=%s owner=%" PRIu32 "/%" PRIu32 " units=%" PRIu32 " elems=%" PRIu64
-             " state_bytes=%" PRIu64 " origin=%016" PRIx64 " by=%s",
-             m->spec->name, m->map->owner, m->map->owners, m->spec->unit_count, m->map->elems,
-             m->state.bytes, c->origin, c->by);
-    model_give(m, c->stage.bytes); /* closed now */
-    create_free(c);
-}
-
 /* A replica of owner 0 is asked to make the model in its place. All others have what waits here,
- * and some may have opened it. */
+ * and some may have opened it. Older builds tell no replica that it is one. */
 static bool has_the_word(const struct create *c, const struct op *op)
 {
     return c->owner == 0 && waits_for_word(c) && c->session == 0 && !op->req.create.twin &&
@@ -728,7 +729,7 @@ int create_give_way(struct op *op, const char *name)
         return SHD_OK;
     if (waits_for_word(c) && (c->owner > 0 || op->req.drop.twin))
         /* owner 0 may have opened its own of it, also since it was asked */
-        presence_hold(c->model->ledger->head, op->req.drop.first);
+        presence_hold(c->model->ledger->head, op->req.drop.first, op->req.drop.twin);
     else
         drop(c, "it is to be dropped");
     return SHD_OK;

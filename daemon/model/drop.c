@@ -244,10 +244,7 @@ static int hold(struct op *op)
     struct drop *drop = add(op->daemon, m, op->session);
     if (drop == NULL)
         return err_set(&op->err, SHD_ENOMEM, "no memory to drop a model");
-    if (req->twin)
-        presence_twin(m->ledger->head, req->first);
-    if (req->owner > 0 || req->twin)
-        presence_hold(m->ledger->head, req->first);
+    presence_hold(m->ledger->head, req->first, req->twin);
     if (!moved_by(m, drop->session)) /* else they train on until it is gone */
         dismiss(m, drop, /* trainers= */ true, say_dropped(m, drop, &why));
     return answer_held(op, m);

@@ -68,6 +68,7 @@ uint32_t paired_erase(const struct fixture *f)
 void paired_remove(const struct fixture *f)
 {
     EXPECT(paired_erase(f) > 0);
+    EXPECT_EQ(access(paired_dir, F_OK), -1); /* nothing else was there */
 }
 
 typedef int next_fn(const struct arbiter_view *v, const char *host, struct arbiter_view *ret_next,

@@ -209,17 +209,17 @@ plant(daemon/core/sweep.c [[
 
 # What the words of a model's presence lack.
 plant(daemon/core/presence.c [[
-    if (!follows(h))
+    if (!ledger_follows(h))
         return; /* its word is `ready` */]] [[
-    if (!follows(h) || SIM_BUG(32))
+    if (!ledger_follows(h) || SIM_BUG(32))
         return;]])
 plant(daemon/core/presence.c [[
-    if (!follows(h) || first == 0)]] [[
-    if (!follows(h) || first == 0 || SIM_BUG(34))]])
+    if ((h->owner == 0 && !replica) || first == 0)]] [[
+    if ((h->owner == 0 && !replica) || first == 0 || SIM_BUG(34))]])
 plant(daemon/core/presence.c [[
-    if (follows(h))
+    if (ledger_follows(h))
         atomic_store_explicit(&h->origin, 0,]] [[
-    if (follows(h) || SIM_BUG(36))
+    if (ledger_follows(h) || SIM_BUG(36))
         atomic_store_explicit(&h->origin, 0,]])
 
 # The history's row of a step is written when the commit is there already: a guard's window lacks it.

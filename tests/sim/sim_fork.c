@@ -244,13 +244,13 @@ static struct sim_told hold(struct sim_part *part, const struct sim_passing *p)
         if (part->holder != SIM_NOBODY && part->holder != p->guest)
             return busy;
         part->holder = p->guest;
-        presence_hold(&part->head, p->ask.first);
+        presence_hold(&part->head, p->ask.first, /* replica= */ false);
         return (struct sim_told){ .word = WORD_HELD, .instance = part->head.instance };
     }
     if (is_made(part) && (part->maker != SIM_NOBODY || part->copying))
         return busy;
     if (waits_for_word(part) && !SIM_BUG(35))
-        presence_hold(&part->head, p->ask.first);
+        presence_hold(&part->head, p->ask.first, /* replica= */ false);
     else if (is_made(part))
         withdraw(part);
     return (struct sim_told){ .word = WORD_NONE };

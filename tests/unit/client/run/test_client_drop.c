@@ -591,7 +591,7 @@ static void fork_half(void)
     }
     EXPECT_EQ(waitpid(pid, &status, 0), pid);
     EXPECT(WIFSIGNALED(status));
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < daemons.count; i++)
         EXPECT_SOON(!shows(i, "/status", "\"test\""));
 }
 
@@ -682,7 +682,7 @@ static void die_when_asked(const char *name)
         raise(SIGKILL);
 }
 
-static void drop_until(int asked)
+static void drop_until(const char *name, int asked)
 {
     struct shd_err e = { 0 };
     int status;
@@ -691,7 +691,7 @@ static void drop_until(int asked)
     if (pid == 0) {
         asked_left = asked;
         fail_point_hook = die_when_asked;
-        drop_toy(attach(PATIENT_MS), false, &e);
+        shd_model_drop(attach(PATIENT_MS), name, NULL, &e);
         _exit(1);
     }
     EXPECT_EQ(waitpid(pid, &status, 0), pid);
@@ -714,7 +714,7 @@ TEST(a_drop_of_pairs_that_is_cut_off_leaves_all_or_nothing)
             fixture_start_kept(&daemons, 2, "");
             train_toy(1, fresh);
             train_toy(1, before);
-            drop_until(asked);
+            drop_until("toy", asked);
             if (lost > 0)
                 paired_put_out(lost == 1 ? "a" : "b");
             shd_session *s = attach(PATIENT_MS);
@@ -735,6 +735,27 @@ TEST(a_drop_of_pairs_that_is_cut_off_leaves_all_or_nothing)
             shd_close(s);
             fixture_stop(&daemons);
         }
+}
+
+/* Nor does one that its maker left with a replica that waits: what that is held with counts, too.
+ */
+TEST(what_waits_and_is_held_is_whole_without_owner_0s_host)
+{
+    struct shd_err e = { 0 };
+    char hex[65];
+    shd_model *m;
+    NEEDS_PAIRS();
+    fixture_start_kept(&daemons, 2, "");
+    train_toy(1, hex);
+    fork_half();
+    drop_until("twin", ASKED_HELD);
+    paired_put_out("a");
+    shd_session *s = attach(PATIENT_MS);
+    EXPECT_OK(shd_model_attach(s, "twin", &m, &e), &e);
+    EXPECT_EQ(shd_step(m), 1);
+    digest_of(m, hex);
+    shd_close(s);
+    fixture_stop(&daemons);
 }
 
 /* With nobody who repeats it: the model is there whole, or gone, wherever a daemon was killed. */
