@@ -342,8 +342,6 @@ static int save_guarded(void *arg)
 {
     const struct ask *ask = arg;
     struct shd_err e = { 0 };
-    if (stays(ask))
-        signal(SIGTERM, stop);
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error with a name */
     const int r = ask->resume ? save_and_resume(ask, &e) : save(ask, &e);
     return r == SHD_OK ? CTL_OK : ctl_fail("%s", e.text);
@@ -473,7 +471,7 @@ int verb_checkpoint(int argc, char **argv)
     if (!ask.list && !ask.verify)
         return guard_run(&(struct guarded){ .work = save_guarded,
                                             .arg = &ask,
-                                            .takes_term = stays(&ask),
+                                            .on_term = stays(&ask) ? stop : NULL,
                                             .dir = ask.dir,
                                             .broken = "not saved; training goes on" });
     const int r = ask.list ? list(&ask, &e) : verify(&ask, &e);

@@ -36,12 +36,15 @@ static void make_set(sigset_t *set)
 /* In the child. What a terminal sends to both of us is for the parent to act on. */
 static int work(const struct guarded *g, pid_t parent, const sigset_t *before)
 {
+    sigset_t mask = *before;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         return CTL_FAILED;
-    for (size_t i = 0; i < ARRAY_SIZE(ending); i++)
-        signal(ending[i], SIG_IGN);
-    sigprocmask(SIG_SETMASK, before, NULL);
+    for (size_t i = 0; i < ARRAY_SIZE(ending); i++) /* SIG_IGN would drop one that waits already */
+        signal(ending[i], ending[i] == SIGTERM && g->on_term != NULL ? g->on_term : SIG_IGN);
+    if (g->on_term != NULL)
+        sigdelset(&mask, SIGTERM);
+    sigprocmask(SIG_SETMASK, &mask, NULL);
     const int code = g->work(g->arg);
     if (fflush(stdout) == 0)
         return code;
@@ -108,7 +111,7 @@ static int look(pid_t pid)
 int guard_run(const struct guarded *g)
 {
     sigset_t set, before;
-    bool term_passed = !g->takes_term;
+    bool term_passed = g->on_term == NULL;
     int code = -1;
     make_set(&set);
     sigprocmask(SIG_BLOCK, &set, &before);

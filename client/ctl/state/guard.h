@@ -13,8 +13,9 @@
 struct guarded {
     int (*work)(void *arg); /* in the child; returns the exit code */
     void *arg;              /* its, a copy of ours */
-    /* A first SIGTERM is the work's own affair: it sets up a handler. A second one ends it. */
-    bool takes_term;
+    /* A handler: a first SIGTERM is the work's own affair, also one that comes before the work
+     * begins. A second one ends it, and with NULL the first. */
+    void (*on_term)(int sig);
     const char *dir;    /* borrowed: where it saves, or NULL; partial checkpoints go */
     const char *broken; /* what to say when it was ended: "nothing was saved" */
 };
