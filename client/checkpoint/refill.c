@@ -296,9 +296,10 @@ static int go_in(struct filling *f, struct shd_err *e)
             say(f, "model '%s' goes on from step %" PRIu64 ", with host '%s'",
                 shd_model_name(m->model), m->step, f->host->name);
     }
-    if (r == SHD_OK)
+    const bool back = r == SHD_OK;
+    if (back)
         r = claim(f, arbiter_view_filled, e);
-    if (r == SHD_ENOENT)
+    if (back && r == SHD_ENOENT)
         return err_set(e, SHD_ESTEP, "host '%s' was put out again before it was filled",
                        f->host->name);
     if (r == SHD_OK)

@@ -296,16 +296,43 @@ int refill_model_restore(struct refill_model *m, const char *path, struct shd_er
 
 /* -- Back, all of them ------------------------------------------------------------------------- */
 
+/* Another session may have gone back to the step before the view with the host: workers have gone
+ * along with that rewind, without the host. So the snapshot is held anew, and what counts is a
+ * rewind from here on. */
+static int go(struct refill_model *m, uint64_t *ret_attempt, struct shd_err *e)
+{
+    bool apart;
+    int r = rewind_together(m->model, &apart, e);
+    if (r == SHD_OK)
+        r = hold(m, e);
+    if (r != SHD_OK)
+        return r;
+    struct asking go = rewind_of(m, WIRE_REWIND_GO, m->known);
+    r = ask(&go, &m->model->session->hub->links[0], e);
+    *ret_attempt = go.reply.rewound.attempt;
+    return r;
+}
+
 /* The host has never gone back: it is asked by its own count. */
 int refill_model_go_back(struct refill_model *m, struct shd_err *e)
 {
     struct hub *hub = m->model->session->hub;
-    struct asking go = rewind_of(m, WIRE_REWIND_GO, m->known);
-    int r = ask(&go, &hub->links[0], e);
+    uint64_t attempt = 0;
+    int r = go(m, &attempt, e);
+    for (uint32_t i = 0; r == SHD_ESTEP && i < TRIES_MAX; i++) { /* others are at the same */
+        r = hub_poll(hub, POLL_NS, e);
+        if (r == SHD_OK)
+            r = go(m, &attempt, e);
+    }
+    if (r == SHD_ENOENT)
+        return err_set(e, SHD_ESTEP,
+                       "model '%s' went back to before step %" PRIu64
+                       ", which the host was filled with: do it again",
+                       shd_model_name(m->model), m->step);
     if (r != SHD_OK)
         return r;
     FAIL_POINT("refill:gone");
-    struct asking follow = rewind_of(m, WIRE_REWIND_FOLLOW, go.reply.rewound.attempt);
+    struct asking follow = rewind_of(m, WIRE_REWIND_FOLLOW, attempt);
     r = ask_all(&follow, hub, 0, e);
     if (r == SHD_OK)
         r = ask_all(&follow, m->there, 0, e);

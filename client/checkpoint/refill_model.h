@@ -27,7 +27,8 @@ int refill_model_save(struct refill_model *m, const char *path, struct shd_err *
 /* Have the host restore it, and keep a snapshot, too. */
 int refill_model_restore(struct refill_model *m, const char *path, struct shd_err *e);
 
-/* Have all of them go back to it. Errors: SHD_ESTEP somebody has rewound the model, or does. */
+/* Have all of them go back to it, once the view is claimed. Errors: SHD_ESTEP somebody has rewound
+ * the model to an earlier step, or does. */
 int refill_model_go_back(struct refill_model *m, struct shd_err *e);
 
 #endif

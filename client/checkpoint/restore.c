@@ -14,6 +14,7 @@
 
 #include "client/checkpoint/dir.h"
 #include "client/checkpoint/files.h"
+#include "client/paths/rejoin.h"
 #include "client/session/hub.h"
 #include "client/session/replay.h"
 #include "client/session/round.h"
@@ -348,6 +349,8 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
     int status = check_session(s, &o, e);
     if (status == SHD_OK)
         status = replay_allows("shd_restore()", e);
+    if (status == SHD_OK)
+        status = rejoin_session(s, e); /* a host that is in again restores it, too */
     if (status == SHD_OK)
         r.one_count = hub_has_older(s->hub, WIRE_LEVEL_COUNTS);
     if (status == SHD_OK)

@@ -9,6 +9,7 @@
 
 #include "client/paths/commit.h"
 #include "client/paths/map.h"
+#include "client/paths/rejoin.h"
 #include "client/paths/reset.h"
 #include "client/session/hub.h"
 #include "client/session/round.h"
@@ -31,6 +32,7 @@ struct putting { /* one attempt */
     float *values;      /* owned, [elements of the largest unit that is put] */
     struct decision decision;
     enum wire_create_what what;
+    uint64_t attempt;     /* of the step that it is to end */
     uint64_t consent;     /* owner 0's */
     uint32_t successions; /* of the hub, when it began */
     bool begun;   /* by owner 0 at least; or it was asked to, and its answer not waited for */
@@ -84,7 +86,7 @@ static void make_create(const struct round *round, const struct link *link,
         .model = p->m->map->owners[link->index].layout.handle,
         .step = p->m->step,
         .consent = p->consent,
-        .attempt = begin ? reset_attempt(p->m) : 0,
+        .attempt = begin ? p->attempt : 0,
         .arrays = { p->put->arrays, begin ? p->m->spec->unit_count : 0 },
     };
     if (begin && p->put->unit_updates != NULL)
@@ -371,15 +373,20 @@ static uint64_t losses(const struct hub *hub)
     return count;
 }
 
+/* Who is in is read behind the attempt: a host that comes in later does so with another one, in
+ * which owners begin no such put. */
 static int put_once(struct shd_model *m, const struct path_put *put, bool *ret_counts,
                     bool *ret_again, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
-    struct putting p = { .m = m, .hub = hub, .put = put, .successions = hub->members.successions };
-    const uint64_t losses_before = losses(p.hub);
+    struct putting p = { .m = m, .hub = hub, .put = put, .attempt = reset_attempt(m) };
     uint64_t origin = 0;
-    bool over = false;
-    int r = check_peers(&p, e);
+    bool over = false, any;
+    int r = rejoin_look(m, /* opening= */ NULL, &any, e);
+    const uint64_t losses_before = losses(p.hub);
+    p.successions = hub->members.successions;
+    if (r == SHD_OK)
+        r = check_peers(&p, e);
     if (r == SHD_OK)
         r = make_parts(&p, e);
     while (r == SHD_OK && origin == 0)
@@ -393,6 +400,7 @@ static int put_once(struct shd_model *m, const struct path_put *put, bool *ret_c
     /* A daemon that died has forgotten its part. */
     *ret_again = p.begun && !p.counted && (r == SHD_ENOENT || r == SHD_EGONE) &&
                  losses(p.hub) != losses_before && hub_check(p.hub, NULL) == SHD_OK;
+    *ret_again = *ret_again || (!p.begun && r == SHD_ERESET && reset_attempt(m) != p.attempt);
     if (r != SHD_OK && !p.counted)
         give_up(&p);
     free_parts(&p);

@@ -206,6 +206,15 @@ int rejoin_due(struct shd_session *s, struct shd_err *e)
     return s->hub->members.returned ? take_in(s, /* opening= */ NULL, &any, e) : SHD_OK;
 }
 
+int rejoin_session(struct shd_session *s, struct shd_err *e)
+{
+    bool any;
+    if (s->hub == NULL || s->hub->members.membership == NULL)
+        return SHD_OK;
+    const int r = take_in(s, /* opening= */ NULL, &any, e);
+    return r == SHD_OK ? await_rewinds(s, &any, e) : r;
+}
+
 int rejoin_look(struct shd_model *m, const struct layout_opening *opening, bool *ret_again,
                 struct shd_err *e)
 {

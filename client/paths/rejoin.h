@@ -4,8 +4,10 @@
  * Who fills a host (client/checkpoint/refill.h) makes a view with it and then has every model go
  * back to the step that it was filled at. So a session may go on without it for as long as no model
  * has gone back: what it commits meanwhile is given up. It looks who is in, therefore, when it has
- * opened a model, and before it goes along with a rewind; a host that is in again is connected to,
- * its part of all models that are open is opened, and the rewind is waited for where it is to come.
+ * opened a model, before it goes along with a rewind, and before it changes a model otherwise than
+ * by a step, as what it changes at the others alone would be lost with them. A host that is in
+ * again is connected to, its part of all models that are open is opened, and the rewind is waited
+ * for where it is to come.
  *
  *     session                     who fills b
  *                                 claims view 7: b is in, and filled
@@ -31,6 +33,9 @@
  * hub_poll() and layout_ask(). */
 int rejoin_look(struct shd_model *m, const struct layout_opening *opening, bool *ret_again,
                 struct shd_err *e);
+
+/* The same whatever its models have seen: of a session that may have none. */
+int rejoin_session(struct shd_session *s, struct shd_err *e);
 
 /* Is there a host that has to be taken in, for nobody else has what it has? Waits end by SHD_ERESET
  * until somebody looks. */

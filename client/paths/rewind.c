@@ -193,31 +193,14 @@ int rewind_together(struct shd_model *m, bool *ret_apart, struct shd_err *e)
     return s;
 }
 
-/* known: the attempt that began with the last rewind; another one since is SHD_ESTEP, as is a
- * member that was lost meanwhile. */
-static int rewind_from(struct shd_model *m, uint64_t step, uint64_t known, struct shd_err *e)
+/* A member that was lost meanwhile is SHD_ESTEP, too. */
+int rewind_owners(struct shd_model *m, uint64_t step, uint64_t known, struct shd_err *e)
 {
     struct rewinding r = { .m = m };
     take_members(&r);
     rewind_turn_begin(&r.turn, r.count, step, known);
     const int s = run(&r, e);
     return s == SHD_EGONE && lacks_one(&r) ? SHD_ESTEP : s;
-}
-
-int rewind_owners(struct shd_model *m, uint64_t step, struct shd_err *e)
-{
-    struct hub *hub = m->session->hub;
-    int s = SHD_ESTEP;
-    for (uint32_t i = 0; s == SHD_ESTEP && i < ATTEMPTS_MAX; i++) {
-        uint64_t to;
-        bool apart;
-        s = i > 0 ? hub_poll(hub, POLL_NS, e) : SHD_OK;
-        if (s == SHD_OK)
-            s = rewind_together(m, &apart, e);
-        if (s == SHD_OK)
-            s = rewind_from(m, step, rewind_newest(m, &to), e);
-    }
-    return s;
 }
 
 /* Who was faster may have decided, and its owners not be there yet. */
@@ -233,7 +216,7 @@ int rewind_once(struct shd_model *m, uint64_t step, struct shd_err *e)
         if (s == SHD_OK && rewind_seen(m, NULL) != SHD_OK)
             return SHD_OK;
         if (s == SHD_OK)
-            s = rewind_from(m, step, m->map->rewound, e);
+            s = rewind_owners(m, step, m->map->rewound, e);
     }
     return s;
 }

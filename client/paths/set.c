@@ -8,6 +8,7 @@
 
 #include "client/paths/local_state.h"
 #include "client/paths/map.h"
+#include "client/paths/rejoin.h"
 #include "client/session/hub.h"
 #include "client/session/link.h"
 #include "client/session/round.h"
@@ -122,10 +123,14 @@ int set_owner(struct shd_model *m, const struct path_set *set, struct shd_err *e
     while (r == SHD_OK && set->change != NULL && s.id == 0)
         if (getrandom(&s.id, sizeof s.id, 0) != (ssize_t)sizeof s.id)
             r = err_sys(e, SHD_EIO, "get random bytes");
-    bool again = true;
+    const bool changes = set->change != NULL || set->go_on;
+    bool again = true, any;
     while (r == SHD_OK && again) {
         const uint32_t successions = hub->members.successions;
-        r = round_one(&round, &hub->links[0], 0, e);
+        if (changes) /* a replica that came in is told, too */
+            r = rejoin_look(m, /* opening= */ NULL, &any, e);
+        if (r == SHD_OK)
+            r = round_one(&round, &hub->links[0], 0, e);
         if (r == SHD_OK)
             r = tell_replica(&s, &round, e);
         again = successions != hub->members.successions; /* another owner 0 is to know it, too */

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/paths/rejoin.h"
 #include "client/session/hub.h"
 #include "client/session/replay.h"
 #include "client/session/round.h"
@@ -181,7 +182,9 @@ int shd_model_drop(shd_session *s, const char *name, const struct shd_drop_optio
     if (r != SHD_OK)
         return r;
     struct dropping d = { .hub = s->hub, .name = name, .force = o.force };
-    r = run(&d, e);
+    r = rejoin_session(s, e); /* a host that is in again would keep it */
+    if (r == SHD_OK)
+        r = run(&d, e);
     if (r != SHD_OK)
         return r;
     r = ask(&d, WIRE_DROP_WAIT, e);

@@ -8,6 +8,7 @@
 #include "client/paths/create.h"
 #include "client/paths/look.h"
 #include "client/paths/path.h"
+#include "client/paths/rejoin.h"
 #include "client/paths/rewind.h"
 #include "client/session/hub.h"
 #include "client/session/replay.h"
@@ -92,6 +93,8 @@ int shd_model_fork_with(shd_model *m, const char *name, const struct shd_fork_op
         r = check(m, name, &o, e);
     if (r == SHD_OK)
         r = replay_allows("shd_model_fork()", e);
+    if (r == SHD_OK)
+        r = rejoin_session(m->session, e); /* a host that is in again has it, too */
     if (r != SHD_OK)
         return r;
     r = spec_change(m->spec, name, o.set, &changed, e);

@@ -3,13 +3,18 @@
 
 #include "client/paths/map.h"
 #include "client/paths/path.h"
+#include "client/paths/rejoin.h"
 #include "client/paths/rewind.h"
 #include "client/run/reset.h"
 #include "client/run/rewind.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
+
+#define ATTEMPTS_MAX 16u /* while other sessions are at the same */
+#define POLL_NS      (20 * NS_PER_MS)
 
 _Static_assert(SHD_SNAPSHOTS_MAX == WIRE_SNAPSHOTS_MAX, "shd.h and the messages agree");
 
@@ -23,7 +28,9 @@ static int check(struct shd_model *m, struct shd_err *e)
     if (hub_has_older(m->session->hub, WIRE_LEVEL_RULES))
         return err_set(e, SHD_ENOTSUP, "a daemon is of an older version, which keeps no snapshots");
     r = m->session->control->poll(m, e);
-    return r == SHD_OK ? err_copy(&m->fault, e) : r;
+    if (r == SHD_OK)
+        r = err_copy(&m->fault, e);
+    return r == SHD_OK ? rejoin_look(m, /* opening= */ NULL, &(bool){ false }, e) : r;
 }
 
 int shd_snapshot(shd_model *m, uint64_t *ret_step, struct shd_err *e)
@@ -83,6 +90,26 @@ static int find_latest(struct shd_model *m, uint64_t *step, struct shd_err *e)
     return SHD_OK;
 }
 
+/* A host that came in with a rewind goes back, too: who is in is read between that rewind, which is
+ * the last one where it is held, and this one. */
+static int rewind_members(struct shd_model *m, uint64_t to, struct shd_err *e)
+{
+    int r = SHD_ESTEP;
+    for (uint32_t i = 0; r == SHD_ESTEP && i < ATTEMPTS_MAX; i++) {
+        uint64_t last;
+        bool any;
+        r = i > 0 ? hub_poll(m->session->hub, POLL_NS, e) : SHD_OK;
+        if (r == SHD_OK)
+            r = rewind_together(m, &any, e);
+        const uint64_t known = rewind_newest(m, &last);
+        if (r == SHD_OK)
+            r = rejoin_look(m, /* opening= */ NULL, &any, e);
+        if (r == SHD_OK)
+            r = rewind_owners(m, to, known, e);
+    }
+    return r;
+}
+
 int shd_model_rewind(shd_model *m, uint64_t to, uint64_t *ret_step, struct shd_err *e)
 {
     int r = check(m, e);
@@ -91,7 +118,7 @@ int shd_model_rewind(shd_model *m, uint64_t to, uint64_t *ret_step, struct shd_e
     if (r == SHD_OK && to == SHD_REWIND_LATEST)
         r = find_latest(m, &to, e);
     if (r == SHD_OK)
-        r = rewind_owners(m, to, e);
+        r = rewind_members(m, to, e);
     if (r != SHD_OK)
         return r;
     r = reset_look(m, e); /* this worker goes back, too */

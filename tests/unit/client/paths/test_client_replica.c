@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/checkpoint/refill.h"
 #include "client/paths/map.h"
 #include "client/paths/replica.h"
 #include "client/session/hub.h"
@@ -15,6 +16,7 @@
 #include "proto/base/sys.h"
 #include "tests/lib/client_remote.h"
 #include "tests/lib/paired.h"
+#include "tests/lib/put_toy.h"
 
 static bool later; /* the replica has not come as far yet */
 
@@ -286,6 +288,251 @@ TEST(a_host_is_taken_in_again_though_a_call_fails)
         for (int n = 1 + (int)k; take_in_failing(kinds[k], n); n += 3) {
         }
 }
+
+/* -- While it is filled ------------------------------------------------------------------------ */
+
+static struct shd_model *trained; /* beside that */
+static uint64_t back_to;
+
+/* Another session goes back, and who trains goes along, without the host. */
+static void rewind_before_it_is_in(void *ctx, const char *line)
+{
+    struct shd_result result = { .size = sizeof result };
+    struct shd_err e;
+    (void)ctx;
+    if (strstr(line, "is saved at step 3") == NULL)
+        return;
+    rewind_alone("cpu0", "toy", back_to);
+    EXPECT_OK(toy_step(trained, toy_all_micros, TOY_MICROS, &result, &e), &e);
+    EXPECT(result.rewound);
+    EXPECT_EQ(shd_step(trained), back_to);
+    train_steps(trained, 1);
+    trained = NULL;
+}
+
+static int try_to_fill_b(void (*say)(void *ctx, const char *line), struct shd_err *e)
+{
+    char address[400];
+    snprintf(address, sizeof address, "%s?cpu0+cpu1", daemons.dir);
+    const struct refill how = { .address = address, .host = "b", .dir = ckpts, .say = say };
+    return refill_host(&how, e);
+}
+
+static void fill_b(void)
+{
+    struct shd_err e;
+    EXPECT_OK(try_to_fill_b(/* say= */ NULL, &e), &e);
+}
+
+/* It goes along with what filled the host, from step 3 on. */
+static void go_along(shd_model *m)
+{
+    struct shd_result result = { .size = sizeof result };
+    struct shd_err e;
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &result, &e), &e);
+    EXPECT(result.rewound);
+    EXPECT_EQ(shd_step(m), 3);
+    EXPECT(!hub_lost(m->session->hub, 1));
+}
+
+TEST(a_host_is_filled_though_another_session_goes_back_to_the_step_it_is_filled_at)
+{
+    struct shd_err e;
+    shd_model *m = trained = begin_without_b("60");
+    train_steps(m, 1);
+    back_to = 3;
+    EXPECT_OK(try_to_fill_b(rewind_before_it_is_in, &e), &e);
+    EXPECT(trained == NULL);
+    go_along(m);
+    end(m, "cpu0", 1);
+}
+
+TEST(a_host_is_out_again_when_another_session_goes_back_to_before_it)
+{
+    struct shd_err e;
+    shd_model *m = trained = begin_without_b("60");
+    train_steps(m, 1);
+    back_to = 2;
+    EXPECT_STATUS(try_to_fill_b(rewind_before_it_is_in, &e), SHD_ESTEP);
+    EXPECT_HAS(e.text, "model 'toy' went back to before step 3, which the host was filled with");
+    EXPECT(trained == NULL);
+    EXPECT_EQ(shd_step(m), 3);
+    EXPECT(hub_lost(m->session->hub, 1));
+    fill_b();
+    go_along(m);
+    end(m, "cpu0", 1);
+}
+
+/* The host has no snapshot of a step before it was filled. */
+TEST(a_session_of_before_a_host_was_filled_does_not_go_back_without_it)
+{
+    uint64_t step;
+    struct shd_err e;
+    shd_model *m = begin_without_b("60"), *other;
+    shd_session *s = connect_to("cpu0+cpu1");
+    EXPECT_OK(shd_model_attach(s, "toy", &other, &e), &e);
+    train_steps(m, 1);
+    fill_b();
+    EXPECT_STATUS(shd_model_rewind(other, 2, &step, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "daemon cpu1 has no snapshot of step 2");
+    EXPECT_OK(shd_model_rewind(other, 3, &step, &e), &e);
+    shd_close(s);
+    go_along(m);
+    end(m, "cpu0", 1);
+}
+
+/* -- Sessions of before it was filled ---------------------------------------------------------- */
+
+/* One trains; the other one, which has the model open, too, asks nobody while b is filled. starts:
+ * of the fixture. */
+static shd_model *begin_filled(const char *starts, shd_model **ret_other)
+{
+    struct shd_err e;
+    setenv("SHARDD_REPLICA_PATIENCE", "60", 1);
+    make_ckpts();
+    paired_start(&daemons, 2, 2, starts);
+    shd_model *m = open_pt(connect_to("cpu0+cpu1"));
+    train_pt(m, 2);
+    paired_put_out("b");
+    poll_until(m->session->hub, has_one);
+    train_pt(m, 1);
+    shd_session *s = connect_to("cpu0+cpu1");
+    EXPECT_OK(shd_model_attach(s, put_pt.name, ret_other, &e), &e);
+    EXPECT(hub_lost(s->hub, 1));
+    fill_b();
+    return m;
+}
+
+/* Who trains has gone along. */
+static void expect_at(shd_model *m, uint64_t step)
+{
+    struct pt_run run = { .t = { .overflow_step = UINT64_MAX } };
+    struct shd_result result = { .size = sizeof result };
+    struct shd_err e;
+    EXPECT_OK(pt_step(m, &run, toy_all_micros, TOY_MICROS, &result, &e), &e);
+    EXPECT(result.rewound);
+    EXPECT_EQ(shd_step(m), step);
+    EXPECT(!hub_lost(m->session->hub, 1));
+}
+
+static void lose_a(shd_model *m)
+{
+    paired_put_out("a");
+    poll_until(m->session->hub, has_one);
+    EXPECT_STR(m->session->hub->links[0].device, "cpu1");
+}
+
+static void end_filled(void)
+{
+    paired_remove(&daemons);
+    fixture_stop(&daemons);
+    remove_ckpts();
+}
+
+TEST(what_a_session_of_before_it_was_filled_puts_is_there_too)
+{
+    shd_model *other, *m = begin_filled("", &other);
+    put_ok(other, 7);
+    shd_close(other->session);
+    expect_at(m, 4);
+    expect_put(m, 7);
+    lose_a(m);
+    expect_put(m, 7);
+    shd_close(m->session);
+    end_filled();
+}
+
+TEST(what_a_session_of_before_it_was_filled_sets_is_there_too)
+{
+    struct shd_snapshot_row rows[3] = { { .size = sizeof rows[0] } };
+    char *json, *alone;
+    uint64_t from;
+    uint32_t count;
+    struct shd_err e;
+    shd_model *other, *m = begin_filled("", &other);
+    EXPECT_OK(shd_model_set(other, "lr_scale=0.5", 5, &from, &e), &e);
+    EXPECT_EQ(from, 5);
+    EXPECT_OK(shd_snapshot_every(other, 1, ARRAY_SIZE(rows), &e), &e);
+    shd_close(other->session);
+    expect_at(m, 3);
+    train_pt(m, 1);
+    EXPECT_OK(shd_settings(m, &json, &e), &e);
+    EXPECT_HAS(json, "\"next\":{\"from\":5,");
+    lose_a(m);
+    EXPECT_OK(shd_settings(m, &alone, &e), &e);
+    EXPECT_STR(alone, json);
+    train_pt(m, 1);
+    EXPECT_OK(shd_snapshots(m, rows, ARRAY_SIZE(rows), &count, &e), &e);
+    EXPECT(count > 1); /* not that of the fill alone */
+    free(alone);
+    free(json);
+    shd_close(m->session);
+    end_filled();
+}
+
+/* The next session has it at both. */
+static void expect_at_both(const char *name)
+{
+    char hex[65], alone[65];
+    struct shd_err e;
+    shd_model *m;
+    shd_session *s = connect_to("cpu0+cpu1");
+    EXPECT_OK(shd_model_attach(s, name, &m, &e), &e);
+    EXPECT(!hub_lost(s->hub, 1));
+    EXPECT_EQ(shd_step(m), 3);
+    digest_of(m, hex);
+    lose_a(m);
+    digest_of(m, alone);
+    EXPECT_STR(alone, hex);
+    shd_close(s);
+    end_filled();
+}
+
+TEST(what_a_session_of_before_it_was_filled_forks_is_there_too)
+{
+    uint64_t step;
+    struct shd_err e;
+    shd_model *other, *m = begin_filled("", &other);
+    EXPECT_OK(shd_model_fork(other, "fork", &step, &e), &e);
+    EXPECT_EQ(step, 3);
+    shd_close(other->session);
+    shd_close(m->session);
+    expect_at_both("fork");
+}
+
+TEST(what_a_session_of_before_it_was_filled_restores_is_there_too)
+{
+    const struct shd_restore_options options = { .size = sizeof options, .replace = true };
+    struct shd_err e;
+    shd_model *other, *m = begin_filled(";", &other);
+    shd_session *s = other->session;
+    shd_model_close(other);
+    expect_at(m, 3);
+    save_ok(m, 0);
+    shd_close(m->session);
+    EXPECT_OK(shd_restore(s, ckpts, &options, NULL, &e), &e);
+    shd_close(s);
+    expect_at_both(put_pt.name);
+}
+
+TEST(what_a_session_of_before_it_was_filled_drops_is_gone_there_too)
+{
+    struct shd_err e;
+    shd_model *other, *m = begin_filled("", &other);
+    shd_session *s = other->session;
+    shd_model_close(other);
+    shd_close(m->session);
+    EXPECT_OK(shd_model_drop(s, put_pt.name, NULL, &e), &e);
+    shd_close(s);
+    paired_put_out("a");
+    s = connect_to("cpu0+cpu1");
+    EXPECT_STATUS(shd_model_attach(s, put_pt.name, &m, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "daemon cpu1 has no model 'put'");
+    shd_close(s);
+    end_filled();
+}
+
+/* -- A host that comes in unseen --------------------------------------------------------------- */
 
 /* All of that goes by while this session asks nobody. */
 static void expect_taken_in_unseen(const struct lost *l)
