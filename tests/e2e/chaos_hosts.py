@@ -5,6 +5,7 @@ Called by scripts/chaos.sh --hosts 2|3 --replicas 2, which explains it. The host
 wire; on each `shardctl host` keeps two daemons and a relay, and an elastic worker trains. A run has kills of workers, daemons and
 relays, and cuts of the wire that are short; then one host is lost with all its processes, or the wire is cut for good, in
 both directions or in one. A worker that is killed is started again, that of a lost host on the other, as an engine does it.
+With --operate tools make snapshots beside it, go back to them, and set what is so already, and are killed in between, too.
 Only what was started here is killed. Standard library only.
 """
 import argparse
@@ -29,6 +30,8 @@ PATIENCE_S = 5 * PACE
 SHORT_S = 1.0           # a cut that nobody is put out for
 STEP_S = 0.03  # at least, of all workers together: on a quick machine, too, a run lasts until its kills are made
 NETWORK = '10.88.0'
+ACTS = (('snapshot',), ('snapshot', '--every', '20', '--keep', '3'), ('rewind',), ('rewind',),
+        ('set', 'lr_scale=1', 'clip_norm=1'))  # that change no bit in the end
 STEP = re.compile(rb'^step (\d+)/', re.MULTILINE)
 CRASH = re.compile(r'.*(?:was killed by signal (?!9 )\d+|exited with code [1-9]).*')
 
@@ -45,6 +48,7 @@ def parse():
     p.add_argument('--per-run', type=int, default=16, help='kills before the end of each run begins (16)')
     p.add_argument('--steps', type=int, default=400, help='of one run (400)')
     p.add_argument('--refill', action='store_true', help='a host is lost and filled again before that')
+    p.add_argument('--operate', action='store_true', help='shardctl snapshot, rewind and set beside it, killed in between, too')
     p.add_argument('--bulk', choices=['tcp', 'ucx'], default='tcp', help='by which parameters and gradients cross (tcp)')
     p.add_argument('--verbose', action='store_true', help='say what is done when')
     p.add_argument('--bin', default='build/release/bin', help=argparse.SUPPRESS)
@@ -91,6 +95,7 @@ class Run:
         self.nodes = [f'shdx{n}{os.getpid()}' for n in self.names]
         self.own_time = [['unshare', *flags] if (flags := own_time(i)) else [] for i in range(len(self.names))]
         self.hosts, self.workers, self.events, self.out_at = {}, {}, [], 0
+        self.tools = []         # (what, process)
         self.kills = 0
         self.stalls = {}        # by kind: the longest time without a step behind one
         self.step, self.step_at = 0, time.monotonic()
@@ -151,7 +156,7 @@ class Run:
             process.kill()
             process.wait()
             subprocess.run([self.tool('shardctl'), 'down', '--yes', '-d', self.path(host)], capture_output=True, check=False)
-        for process in self.workers.values():
+        for process in [*self.workers.values(), *(tool for _, tool in self.tools)]:
             process.kill()
             process.wait()
         unwire(self.nodes)
@@ -169,7 +174,7 @@ class Run:
                 for line in f.read().splitlines()[-6:]:
                     say(f'{name}: {line}')
         print(f'scripts/chaos.sh --hosts {self.o.hosts} --replicas 2 --kills {max(1, self.kills)} --seed {self.seed} '
-              f'--rate {self.o.rate:g} --per-run {self.o.per_run} --steps {self.o.steps}{" --refill" * self.o.refill} --bulk {self.o.bulk}', flush=True)
+              f'--rate {self.o.rate:g} --per-run {self.o.per_run} --steps {self.o.steps}{" --refill" * self.o.refill}{" --operate" * self.o.operate} --bulk {self.o.bulk}', flush=True)
         sys.exit(1)
 
     # -- Looking ---------------------------------------------------------------------------------
@@ -244,13 +249,15 @@ class Run:
     # -- Faults ----------------------------------------------------------------------------------
 
     def strike(self):
-        kind = self.rng.choice(['worker', 'daemon', 'daemon', 'relay', 'wire'])
+        kind = self.rng.choice(['worker', 'daemon', 'daemon', 'relay', 'wire'] + ['tool'] * 4 * self.o.operate)
         host = self.rng.choice(self.names)
         if kind == 'worker':
             rank = self.rng.randrange(len(self.names))
             if self.workers[rank].poll() is None:
                 self.note('a worker killed')
                 self.kills += kill(self.workers[rank].pid)
+        elif kind == 'tool':
+            self.operate(host)
         elif kind == 'wire':
             i, k = self.two()
             self.note(f'wire cut for {SHORT_S:g} s')
@@ -264,6 +271,26 @@ class Run:
             if names:
                 self.note(f'a {kind} killed')
                 self.kills += kill(there[self.rng.choice(names)])
+
+    def operate(self, host):
+        """Each third tool is killed, wherever it is."""
+        act = self.rng.choice(ACTS)
+        with open(self.path('tools.log'), 'ab') as log:
+            tool = subprocess.Popen([*self.on(host), self.tool('shardctl'), *act, '-a', f'{self.path(host)}?{self.pairs}'],
+                                    stdout=log, stderr=log)
+        self.tools.append((f'shardctl {act[0]}', tool))
+        self.note(f'shardctl {act[0]}')
+        if self.rng.randrange(3) == 0:
+            self.pause(self.rng.uniform(0, 0.1))
+            if kill(tool.pid):
+                self.note(f'shardctl {act[0]} killed')
+
+    def look_at_tools(self):
+        """Each has done it, has said why not, or was killed."""
+        for what, tool in self.tools:
+            self.until(f'the end of {what}', lambda tool=tool: tool.poll() is not None)
+            if tool.returncode not in (0, 1, -signal.SIGKILL):
+                self.fail(f'{what} ended with {tool.returncode}')
 
     def two(self):
         return self.rng.sample(range(len(self.names)), 2)
@@ -349,6 +376,7 @@ class Run:
         self.until('the end', self.have_ended)
         self.look()
         self.look_for_crashes()
+        self.look_at_tools()
         with open(self.path('worker_0.out'), encoding='utf-8', errors='replace') as f:
             digests = [line for line in f.read().splitlines() if line.startswith('digest ')]
         self.end()
