@@ -346,7 +346,9 @@ static int drop_others(struct dropping *d, struct hub *hub, struct shd_err *e)
     return r;
 }
 
-/* A daemon that was killed in it holds nothing, and has forgotten what it was told: once more. */
+/* A daemon that was killed in it holds nothing, and has forgotten what it was told: once more. They
+ * are told before, as else workers would be in the way, and behind, for one that was killed in
+ * between holds what it was not told of. Owner 0 drops only what it has held since then. */
 static int decide(struct moving *v, struct shd_err *e)
 {
     struct hub *hub = v->old->hub;
@@ -356,6 +358,8 @@ static int decide(struct moving *v, struct shd_err *e)
         FAIL_POINT("reshard:told");
         if (r == SHD_OK)
             r = hold(&d, hub, e);
+        if (r == SHD_OK)
+            r = moved_tell(hub, &v->word, e);
         FAIL_POINT("reshard:held");
         v->asked = v->asked || r == SHD_OK;
         if (r == SHD_OK)

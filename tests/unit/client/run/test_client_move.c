@@ -6,7 +6,10 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "client/paths/moved.h"
+#include "client/session/session.h"
 #include "proto/base/check.h"
+#include "proto/base/failpoint.h"
 #include "tests/lib/client_remote.h"
 
 #define TOY  toy_spec("f32", TOY_ADAMW)
@@ -85,7 +88,7 @@ static void move_ok(const char *model, const char *from, const char *to, shd_mod
 
 /* -- Calls ------------------------------------------------------------------------------------- */
 
-enum call { GRAD, RETURN, RETURN_NONE, RETURN_PARTS, LEASE, RESET, COMMIT, STEP, CALLS };
+enum step_call { GRAD, RETURN, RETURN_NONE, RETURN_PARTS, LEASE, RESET, COMMIT, STEP, CALLS };
 
 static uint32_t tensor_of(const shd_model *m, uint32_t unit)
 {
@@ -96,7 +99,8 @@ static uint32_t tensor_of(const shd_model *m, uint32_t unit)
     return index;
 }
 
-static int make_call(shd_model *m, enum call call, struct shd_result *result, struct shd_err *e)
+static int make_call(shd_model *m, enum step_call call, struct shd_result *result,
+                     struct shd_err *e)
 {
     const struct shd_part part = {
         .size = sizeof part, .tensor = tensor_of(m, 1), .dtype = SHD_F32, .data = NULL
@@ -128,7 +132,7 @@ static int make_call(shd_model *m, enum call call, struct shd_result *result, st
     return SHD_EINTERNAL;
 }
 
-static void expect_gone_back(shd_model *m, enum call call)
+static void expect_gone_back(shd_model *m, enum step_call call)
 {
     struct shd_result result = { .size = sizeof result };
     struct shd_err e = { 0 };
@@ -152,7 +156,7 @@ TEST(each_call_goes_along_and_says_that_the_model_has_gone_back)
     toy_reference(TOY, SAVE, saved);
     toy_reference(TOY, END, want);
     start(3);
-    for (enum call call = GRAD; call < CALLS; call++) {
+    for (enum step_call call = GRAD; call < CALLS; call++) {
         struct shd_err e = { 0 };
         shd_session *s = attach_at("cpu0,cpu1");
         shd_model *m = open_toy(s, TOY);
@@ -469,6 +473,45 @@ static void restart_with(int index, const char *fail)
 {
     fixture_ask(&daemons, KEEPER_KILL, index, "");
     fixture_succeed(&daemons, index, fail);
+}
+
+static bool restarted, looked;
+
+/* Owner 0 dies when it was told, and once it has dropped its part it knows where the model is. */
+static void restart_owner_0(const char *name)
+{
+    struct moved_word word = { .away = false };
+    struct shd_err e = { 0 };
+    if (strcmp(name, "reshard:told") == 0 && !restarted) {
+        restarted = true;
+        restart_with(0, "");
+    }
+    if (strcmp(name, "reshard:decided") != 0)
+        return;
+    looked = true;
+    shd_session *s = attach_at("cpu0");
+    EXPECT_OK(moved_look(s->hub, 0, "toy", &word, &e), &e);
+    EXPECT(word.away);
+    EXPECT_STR(word.to, "cpu1,cpu2");
+    moved_word_free(&word);
+    shd_close(s);
+}
+
+/* The other old owner, which has been told, does not say so before it has dropped its part. */
+TEST(an_owner_that_died_when_it_was_told_is_told_again)
+{
+    start(3);
+    shd_session *s = attach_at("cpu0,cpu1");
+    shd_model *m = open_toy(s, TOY);
+    train_steps(m, SAVE);
+    restarted = looked = false;
+    fail_point_hook = restart_owner_0;
+    move_ok("toy", "cpu0,cpu1", "cpu1,cpu2", NULL);
+    fail_point_hook = NULL;
+    EXPECT(restarted && looked);
+    expect_gone_back(m, STEP);
+    shd_close(s);
+    stop();
 }
 
 /* Who could say where it is is away, and the other old owner, which died before it had dropped its
