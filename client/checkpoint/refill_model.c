@@ -307,9 +307,9 @@ static int go(struct refill_model *m, uint64_t *ret_attempt, struct shd_err *e)
         r = hold(m, e);
     if (r != SHD_OK)
         return r;
-    struct asking go = rewind_of(m, WIRE_REWIND_GO, m->known);
-    r = ask(&go, &m->model->session->hub->links[0], e);
-    *ret_attempt = go.reply.rewound.attempt;
+    struct asking asked = rewind_of(m, WIRE_REWIND_GO, m->known);
+    r = ask(&asked, &m->model->session->hub->links[0], e);
+    *ret_attempt = asked.reply.rewound.attempt;
     return r;
 }
 

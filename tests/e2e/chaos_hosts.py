@@ -174,7 +174,8 @@ class Run:
                 for line in f.read().splitlines()[-6:]:
                     say(f'{name}: {line}')
         print(f'scripts/chaos.sh --hosts {self.o.hosts} --replicas 2 --kills {max(1, self.kills)} --seed {self.seed} '
-              f'--rate {self.o.rate:g} --per-run {self.o.per_run} --steps {self.o.steps}{" --refill" * self.o.refill}{" --operate" * self.o.operate} --bulk {self.o.bulk}', flush=True)
+              f'--rate {self.o.rate:g} --per-run {self.o.per_run} --steps {self.o.steps}{" --refill" * self.o.refill}'
+              f'{" --operate" * self.o.operate} --bulk {self.o.bulk}', flush=True)
         sys.exit(1)
 
     # -- Looking ---------------------------------------------------------------------------------

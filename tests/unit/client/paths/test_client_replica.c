@@ -381,6 +381,23 @@ TEST(a_session_of_before_a_host_was_filled_does_not_go_back_without_it)
     end(m, "cpu0", 1);
 }
 
+/* It takes the host in before it knows that its step is given up. */
+TEST(a_worker_in_the_middle_of_a_step_sets_and_snapshots_with_the_host)
+{
+    uint64_t step;
+    struct shd_err e;
+    shd_model *m = begin_without_b("60");
+    train_steps(m, 1);
+    EXPECT_OK(shd_return_none(m, 0, 1, &e), &e);
+    fill_b();
+    EXPECT_OK(shd_model_set(m, "lr_scale=0.5", 9, &step, &e), &e); /* behind the end */
+    EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+    EXPECT_EQ(step, 3);
+    EXPECT(!hub_lost(m->session->hub, 1));
+    go_along(m);
+    end(m, "cpu0", 1);
+}
+
 /* -- Sessions of before it was filled ---------------------------------------------------------- */
 
 /* Sooner than at the next look, which is up to five seconds away. */
