@@ -12,6 +12,7 @@
 #include "client/session/hub.h"
 #include "client/session/link.h"
 #include "client/session/round.h"
+#include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/spec/settings_text.h"
 
@@ -124,7 +125,7 @@ int set_owner(struct shd_model *m, const struct path_set *set, struct shd_err *e
         if (getrandom(&s.id, sizeof s.id, 0) != (ssize_t)sizeof s.id)
             r = err_sys(e, SHD_EIO, "get random bytes");
     const bool changes = set->change != NULL || set->go_on;
-    bool again = true, any;
+    bool again = true, any = false;
     while (r == SHD_OK && again) {
         const uint32_t successions = hub->members.successions;
         if (changes) /* a replica that came in is told, too */
@@ -133,7 +134,11 @@ int set_owner(struct shd_model *m, const struct path_set *set, struct shd_err *e
             r = round_one(&round, &hub->links[0], 0, e);
         if (r == SHD_OK)
             r = tell_replica(&s, &round, e);
-        again = successions != hub->members.successions; /* another owner 0 is to know it, too */
+        FAIL_POINT("set:told");
+        any = false; /* one that came in with a rewind that this session's boards do not show yet */
+        if (r == SHD_OK && changes && rejoin_forget(m))
+            r = rejoin_look(m, /* opening= */ NULL, &any, e);
+        again = any || successions != hub->members.successions; /* owner 0 may be another one */
     }
     if (r == SHD_OK)
         give(&s);

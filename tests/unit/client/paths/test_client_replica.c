@@ -495,6 +495,29 @@ TEST(what_a_session_of_before_it_was_filled_sets_is_there_too)
     end_filled();
 }
 
+/* As of a relay's boards, which are later than owners' answers. */
+TEST(what_is_set_where_boards_are_late_is_there_too)
+{
+    char *json, *there;
+    uint64_t from;
+    struct shd_err e;
+    shd_model *other, *m = begin_filled("", &other);
+    other->map->viewed_rewound = UINT64_MAX; /* it sees no rewind */
+    EXPECT_OK(shd_model_set(other, "clip_norm=0.125", 9, &from, &e), &e);
+    EXPECT(!hub_lost(other->session->hub, 1));
+    shd_close(other->session);
+    expect_at(m, 3);
+    EXPECT_OK(shd_settings(m, &json, &e), &e);
+    lose_a(m);
+    EXPECT_OK(shd_settings(m, &there, &e), &e);
+    EXPECT_STR(there, json);
+    EXPECT_HAS(there, "\"next\":{\"from\":9,");
+    free(there);
+    free(json);
+    shd_close(m->session);
+    end_filled();
+}
+
 /* The next session has it at both. */
 static void expect_at_both(const char *name)
 {
