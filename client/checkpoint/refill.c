@@ -4,6 +4,7 @@
 
 #include <ftw.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -281,6 +282,50 @@ static int fill_all(struct filling *f, struct shd_err *e)
 
 /* -- In again ---------------------------------------------------------------------------------- */
 
+/* As many of its numbers as a line has room for. */
+static void say_set(const struct filling *f, const struct refill_model *m,
+                    const struct refill_set *set)
+{
+    char names[LINE_BYTES / 2] = "", name[SETTING_NAME_BYTES], late[64] = "";
+    size_t used = 0;
+    for (uint32_t i = 0; i < set->change.count && used < sizeof names; i++) {
+        const double x = set->change.numbers[i];
+        if (isnan(x))
+            continue;
+        setting_name(m->model->spec, i, name, sizeof name);
+        used += (size_t)(x == SETTINGS_BACK
+                             ? snprintf(names + used, sizeof names - used, " %s=spec", name)
+                             : snprintf(names + used, sizeof names - used, " %s=%.9g", name, x));
+    }
+    if (set->from != set->lost)
+        snprintf(late, sizeof late, " (workers are past step %" PRIu64 " again)", set->lost);
+    say(f, "model '%s' has what was set meanwhile again, from step %" PRIu64 " on%s:%s",
+        shd_model_name(m->model), set->from, late, names);
+}
+
+/* The host is in whatever becomes of this. */
+static void set_again(const struct filling *f, struct refill_model *m)
+{
+    const char *name = shd_model_name(m->model);
+    struct refill_set set;
+    struct shd_err e;
+    bool any = true;
+    int r = SHD_OK;
+    while (r == SHD_OK && any) {
+        r = refill_model_set_again(m, &set, &any, &e);
+        if (r == SHD_OK && any)
+            say_set(f, m, &set);
+    }
+    if (r != SHD_OK)
+        say(f, "model '%s' lacks what was set while host '%s' was filled: set it again: %s", name,
+            f->host->name, e.text);
+    if (refill_model_lost_puts(m))
+        say(f,
+            "values were put into model '%s' behind step %" PRIu64
+            ", and went with the steps: put them again",
+            name, m->step);
+}
+
 /* Whoever sees a rewind from here on has read the view with the host. A model that is made
  * meanwhile is made there, too, by who made it, or is there now. */
 static int go_in(struct filling *f, struct shd_err *e)
@@ -295,6 +340,8 @@ static int go_in(struct filling *f, struct shd_err *e)
         if (r == SHD_OK)
             say(f, "model '%s' goes on from step %" PRIu64 ", with host '%s'",
                 shd_model_name(m->model), m->step, f->host->name);
+        if (r == SHD_OK)
+            set_again(f, m);
     }
     const bool back = r == SHD_OK;
     if (back)

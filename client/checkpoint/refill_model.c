@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "client/checkpoint/restore.h"
@@ -15,6 +16,7 @@
 #include "client/session/round.h"
 #include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
+#include "proto/spec/settings_text.h"
 
 #define TRIES_MAX 20u
 #define LEAD_MAX  4096u
@@ -27,7 +29,8 @@
 struct asking { /* ctx of its rounds */
     const struct refill_model *m;
     struct wire_request body;
-    struct wire_reply reply; /* without what it points to */
+    struct wire_reply reply;    /* without what it points to */
+    struct settings_kept *kept; /* what a SET says is set; NULL: not wanted */
 };
 
 static uint32_t handle_at(const struct refill_model *m, const struct link *link)
@@ -45,6 +48,8 @@ static void make_body(const struct round *round, const struct link *link,
     ret_request->seq = seq;
     if (a->body.type == WIRE_SNAPSHOT)
         ret_request->snapshot.model = handle_at(a->m, link);
+    else if (a->body.type == WIRE_SET)
+        ret_request->set.model = handle_at(a->m, link);
     else
         ret_request->rewind.model = handle_at(a->m, link);
 }
@@ -53,18 +58,25 @@ static int take_reply(const struct round *round, const struct link *link,
                       const struct wire_reply *reply, struct shd_err *e)
 {
     struct asking *a = round->ctx;
+    const struct wire_bytes *json = &reply->set_answer.json;
     (void)link;
-    (void)e;
     a->reply = *reply;
-    return SHD_OK;
+    return a->kept == NULL ? SHD_OK
+                           : settings_read(a->m->model->spec, (const char *)json->data, json->bytes,
+                                           a->kept, e);
 }
 
 static struct round round_of(struct asking *a)
 {
-    return (struct round){ .what = a->body.type == WIRE_SNAPSHOT ? "Snapshot" : "Rewind",
+    const bool snapshot = a->body.type == WIRE_SNAPSHOT, set = a->body.type == WIRE_SET;
+    return (struct round){ .what = snapshot ? "Snapshot"
+                                   : set    ? "Set"
+                                            : "Rewind",
                            .hint = "it may be busy with its memory",
                            .asks = a->body.type,
-                           .type = a->body.type == WIRE_SNAPSHOT ? WIRE_SNAPSHOTS : WIRE_REWOUND,
+                           .type = snapshot ? WIRE_SNAPSHOTS
+                                   : set    ? WIRE_SET_ANSWER
+                                            : WIRE_REWOUND,
                            .make = make_body,
                            .take = take_reply,
                            .replicated = true,
@@ -104,6 +116,32 @@ static struct asking rewind_of(const struct refill_model *m, enum wire_rewind_wh
                                                   .step = m->step,
                                                   .attempt = attempt,
                                                   .consent = m->consent } } };
+}
+
+static int look_set(const struct refill_model *m, struct settings_kept *ret_kept, struct shd_err *e)
+{
+    struct asking a = { .m = m,
+                        .body = { .type = WIRE_SET, .set = { .look = true } },
+                        .kept = ret_kept };
+    return ask(&a, &m->model->session->hub->links[0], e);
+}
+
+/* Owner 0 answers with the decision of the step before the open one. */
+static int look_puts(const struct refill_model *m, uint64_t *ret_puts, struct shd_err *e)
+{
+    struct link *link = &m->model->session->hub->links[0];
+    struct map_layout layout = { 0 };
+    struct layout_opening o = { .m = m->model,
+                                .name = shd_model_name(m->model),
+                                .ret_layout = &layout };
+    int r = SHD_EGONE;
+    for (uint32_t i = 0; r == SHD_EGONE && i < TRIES_MAX; i++) { /* a daemon that is there again */
+        r = layout_ask(&o, link, e);
+        if (r == SHD_OK)
+            r = segments_take(m->model, link, &layout, /* wanted= */ 0, e);
+    }
+    *ret_puts = r == SHD_OK && layout.decided ? layout.decision.puts : 0;
+    return r;
 }
 
 /* -- At the others ----------------------------------------------------------------------------- */
@@ -298,15 +336,20 @@ int refill_model_restore(struct refill_model *m, const char *path, struct shd_er
 
 /* Another session may have gone back to the step before the view with the host: workers have gone
  * along with that rewind, without the host. So the snapshot is held anew, and what counts is a
- * rewind from here on. */
+ * rewind from here on. What is set or put behind the look has owner 0 refuse. */
 static int go(struct refill_model *m, uint64_t *ret_attempt, struct shd_err *e)
 {
     bool apart;
     int r = rewind_together(m->model, &apart, e);
     if (r == SHD_OK)
         r = hold(m, e);
+    if (r == SHD_OK)
+        r = look_puts(m, &m->puts, e);
+    if (r == SHD_OK)
+        r = look_set(m, &m->was, e);
     if (r != SHD_OK)
         return r;
+    FAIL_POINT("refill:looked");
     struct asking asked = rewind_of(m, WIRE_REWIND_GO, m->known);
     r = ask(&asked, &m->model->session->hub->links[0], e);
     *ret_attempt = asked.reply.rewound.attempt;
@@ -337,5 +380,65 @@ int refill_model_go_back(struct refill_model *m, struct shd_err *e)
     if (r == SHD_OK)
         r = ask_all(&follow, m->there, 0, e);
     FAIL_POINT("refill:followed");
+    m->again = m->step;
     return r;
+}
+
+/* -- What went with the steps ------------------------------------------------------------------ */
+
+/* Who is a replica of owner 0 has it as well: of those that there were, or of the host. */
+static int tell_replicas(struct asking *a, struct hub *hub, struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+        if ((hub == a->m->there || i > 0) && link_owner(&hub->links[i]) == 0 &&
+            hub->links[i].state != LINK_GONE)
+            r = ask(a, &hub->links[i], e);
+    return r;
+}
+
+static int set_from(const struct refill_model *m, const struct settings *change, uint64_t from,
+                    uint64_t *ret_from, struct shd_err *e)
+{
+    struct hub *hub = m->model->session->hub;
+    const struct settings_bytes b = settings_pack(change);
+    struct asking a = { .m = m,
+                        .body = { .type = WIRE_SET,
+                                  .set = { .change = { b.old, b.old_bytes },
+                                           .more = { b.more, b.more_bytes },
+                                           .from = from } } };
+    if (getrandom(&a.body.set.id, sizeof a.body.set.id, 0) != (ssize_t)sizeof a.body.set.id)
+        return err_sys(e, SHD_EIO, "get random bytes");
+    int r = ask(&a, &hub->links[0], e);
+    if (r != SHD_OK)
+        return r;
+    *ret_from = a.body.set.from = a.reply.set_answer.from;
+    r = tell_replicas(&a, hub, e);
+    return r == SHD_OK ? tell_replicas(&a, m->there, e) : r;
+}
+
+int refill_model_set_again(struct refill_model *m, struct refill_set *ret_set, bool *ret_any,
+                           struct shd_err *e)
+{
+    struct settings_kept kept;
+    int r = copy_options(m, e); /* which no rewind undoes */
+    if (r == SHD_OK)
+        r = look_set(m, &kept, e);
+    *ret_any = r == SHD_OK &&
+               settings_lacks(&m->was, &kept, m->again, &ret_set->change, &ret_set->lost);
+    if (!*ret_any)
+        return r;
+    r = set_from(m, &ret_set->change, ret_set->lost, &ret_set->from, e);
+    if (r == SHD_ESTEP) { /* workers are past it again */
+        r = set_from(m, &ret_set->change, 0, &ret_set->from, e);
+        m->again = ret_set->from;
+    }
+    return r;
+}
+
+bool refill_model_lost_puts(const struct refill_model *m)
+{
+    struct shd_err ignored;
+    uint64_t puts;
+    return look_puts(m, &puts, &ignored) == SHD_OK && puts < m->puts;
 }

@@ -17,6 +17,14 @@ struct ledger_rewind {
     _Atomic uint64_t options; /* ledger_snapshot_options(); 0: the defaults */
 };
 
+/* Something was given that a rewind undoes: who has asked for one asks anew, beginning with the
+ * hold, and knows of it then. What is held stays. r: NULL in an older version. */
+static inline void ledger_rewind_renew(struct ledger_rewind *r)
+{
+    if (r != NULL)
+        r->consent++;
+}
+
 /* A snapshot of each step that is a multiple of `every` (0: none), and the last `keep` of all. */
 static inline uint64_t ledger_snapshot_options(uint64_t every, uint32_t keep)
 {

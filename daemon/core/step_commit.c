@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "daemon/core/ledger.h"
+#include "daemon/core/ledger_rewind.h"
 #include "daemon/core/step_guard.h"
 #include "daemon/core/step_ramp.h"
 #include "daemon/core/step_set.h"
@@ -175,6 +176,7 @@ static void write_record(struct step *s, struct step_blob blob)
 static void begin_put(struct step *s)
 {
     CHECK(s->cells_waiting == 0);
+    ledger_rewind_renew(s->ledger.rewind);
     s->record = (struct step_prepared){ .step = s->now, .finite = true };
     fixsum_init(&s->record.sum);
     fixsum_carry(&s->record.sum);

@@ -5,6 +5,7 @@
 
 #include "daemon/core/ledger.h"
 #include "daemon/core/ledger_guard.h"
+#include "daemon/core/ledger_rewind.h"
 #include "daemon/core/ledger_set.h"
 #include "daemon/core/step_guard.h"
 #include "daemon/core/step_state.h"
@@ -50,7 +51,10 @@ int step_set(struct step *s, const struct settings *change, uint64_t at, uint64_
         return err_set(e, SHD_ERANGE, "step %" PRIu64 ", at most %" PRIu64, at, LEDGER_STEP_MAX);
     const struct settings_when when = { step_collecting(s), earliest(s), at, id };
     const int r = settings_give(kept != NULL ? kept : &none, change, &when, &after, ret_from, e);
-    return r == SHD_OK ? ledger_settings_keep(&s->ledger, &after, e) : r;
+    if (r != SHD_OK)
+        return r;
+    ledger_rewind_renew(s->ledger.rewind);
+    return ledger_settings_keep(&s->ledger, &after, e);
 }
 
 int step_go_on(struct step *s, struct shd_err *e)

@@ -297,13 +297,19 @@ void settings_at(const struct settings_kept *kept, uint64_t step, struct setting
         ret_settings->count = 0;
 }
 
-uint32_t settings_micro_batches(const struct settings_kept *kept, uint64_t step)
+static double number_at(const struct settings_kept *kept, uint32_t index, uint64_t step)
 {
-    const uint32_t index = setting_micros(settings_groups(kept->now.count));
     double x = setting_get(&kept->now, index);
     for (uint64_t i = 0; i < kept->waiting && kept->waits[i].from <= step; i++)
         if (kept->waits[i].index == index)
             x = changed(x, kept->waits[i].value);
+    return x;
+}
+
+uint32_t settings_micro_batches(const struct settings_kept *kept, uint64_t step)
+{
+    const uint32_t index = setting_micros(settings_groups(kept->now.count));
+    const double x = number_at(kept, index, step);
     return isnan(x) ? 0 : (uint32_t)x;
 }
 
@@ -499,4 +505,59 @@ int settings_give(const struct settings_kept *kept, const struct settings *chang
     *ret_kept = after;
     *ret_from = from;
     return SHD_OK;
+}
+
+/* -- What was given before a rewind ------------------------------------------------------------ */
+
+/* Two that are compared: a number of them, from a step on. */
+struct comparing {
+    const struct settings_kept *was, *kept;
+    uint32_t index;
+    uint64_t from;
+};
+
+static void compare_at(const struct comparing *c, uint64_t step, uint64_t *first)
+{
+    if (step >= c->from && step < *first &&
+        !same(number_at(c->was, c->index, step), number_at(c->kept, c->index, step)))
+        *first = step;
+}
+
+static void compare_waits(const struct comparing *c, const struct settings_kept *waits,
+                          uint64_t *first)
+{
+    for (uint64_t i = 0; i < waits->waiting; i++)
+        if (waits->waits[i].index == c->index)
+            compare_at(c, waits->waits[i].from, first);
+}
+
+static struct comparing comparing(const struct settings_kept *was, const struct settings_kept *kept,
+                                  uint32_t index, uint64_t from)
+{
+    const bool known = !isnan(setting_get(&was->now, index)) && was->since[index] > from;
+    return (struct comparing){ was, kept, index, known ? was->since[index] : from };
+}
+
+bool settings_lacks(const struct settings_kept *was, const struct settings_kept *kept,
+                    uint64_t from, struct settings *ret_change, uint64_t *ret_step)
+{
+    const uint32_t count = was->now.count;
+    uint64_t first = UINT64_MAX;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct comparing c = comparing(was, kept, i, from);
+        compare_at(&c, c.from, &first);
+        compare_waits(&c, was, &first);
+        compare_waits(&c, kept, &first);
+    }
+    if (first == UINT64_MAX)
+        return false;
+    clear(ret_change, count);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct comparing c = comparing(was, kept, i, from);
+        const double then = number_at(was, i, first);
+        if (first >= c.from && !same(then, number_at(kept, i, first)))
+            ret_change->numbers[i] = isnan(then) ? SETTINGS_BACK : then;
+    }
+    *ret_step = first;
+    return true;
 }

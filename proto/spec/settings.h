@@ -158,6 +158,14 @@ int settings_give(const struct settings_kept *kept, const struct settings *chang
                   const struct settings_when *when, struct settings_kept *ret_kept,
                   uint64_t *ret_from, struct shd_err *e);
 
+/* A model has gone back, and has `kept`; before it had `was`. The first step, from `from` on, from
+ * which on numbers are others than they were or were to be, and the change that makes them the same
+ * again; given that, the next one is asked for. A number that was changed several times is only
+ * known as it was last, and one that was not set any more not since when: of `from`. False: none is
+ * another. */
+bool settings_lacks(const struct settings_kept *was, const struct settings_kept *kept,
+                    uint64_t from, struct settings *ret_change, uint64_t *ret_step);
+
 /* "clip_norm", "momentum.decay": buf[bytes] holds any where bytes is SETTING_NAME_BYTES. */
 #define SETTING_NAME_BYTES 160u
 const char *setting_name(const struct spec *spec, uint32_t index, char *buf, uint32_t bytes);

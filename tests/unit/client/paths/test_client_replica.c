@@ -1,9 +1,12 @@
 /* A session whose owner's host is out, and who learns of it late: what has come in that host's
  * place is none of this session's, which goes on with the replica. And one that has let go of a
  * replica, or has not heard of it, which was filled since and is all that is left. */
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/checkpoint/refill.h"
 #include "client/paths/map.h"
@@ -13,6 +16,7 @@
 #include "client/session/round.h"
 #include "client/session/session.h"
 #include "proto/base/clock.h"
+#include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "tests/lib/client_remote.h"
 #include "tests/lib/paired.h"
@@ -408,11 +412,9 @@ static void read_view(struct hub *hub)
     poll_until(hub, has_one);
 }
 
-/* One trains; the other one, which has the model open, too, asks nobody while b is filled. starts:
- * of the fixture. */
-static shd_model *begin_filled(const char *starts, shd_model **ret_other)
+/* b is out, at step 3. starts: of the fixture. */
+static shd_model *begin_out(const char *starts)
 {
-    struct shd_err e;
     setenv("SHARDD_REPLICA_PATIENCE", "60", 1);
     make_ckpts();
     paired_start(&daemons, 2, 2, starts);
@@ -421,6 +423,14 @@ static shd_model *begin_filled(const char *starts, shd_model **ret_other)
     paired_put_out("b");
     read_view(m->session->hub);
     train_pt(m, 1);
+    return m;
+}
+
+/* One trains; the other one, which has the model open, too, asks nobody while b is filled. */
+static shd_model *begin_filled(const char *starts, shd_model **ret_other)
+{
+    struct shd_err e;
+    shd_model *m = begin_out(starts);
     shd_session *s = connect_to("cpu0+cpu1");
     EXPECT_OK(shd_model_attach(s, put_pt.name, ret_other, &e), &e);
     EXPECT(hub_lost(s->hub, 1));
@@ -495,6 +505,39 @@ TEST(what_a_session_of_before_it_was_filled_sets_is_there_too)
     end_filled();
 }
 
+static char told[8192]; /* lines of who fills the host */
+
+static void tell(const char *line)
+{
+    const size_t n = strlen(told);
+    snprintf(told + n, sizeof told - n, "%s\n", line);
+}
+
+static char unfilled[65]; /* the digest of step 4 while the host was filled */
+
+static void set_lr(shd_model *m, uint64_t want)
+{
+    uint64_t from;
+    struct shd_err e;
+    EXPECT_OK(shd_model_set(m, "lr_scale.decay=0.5", 0, &from, &e), &e);
+    EXPECT_EQ(from, want);
+}
+
+static void set_before_it_is_in(void *ctx, const char *line)
+{
+    uint64_t from;
+    struct shd_err e;
+    (void)ctx;
+    tell(line);
+    if (strstr(line, "is saved at step 3") == NULL)
+        return;
+    set_lr(trained, 3);
+    EXPECT_OK(shd_model_set(trained, "clip_norm=0.125", 9, &from, &e), &e);
+    EXPECT_OK(shd_snapshot_every(trained, 7, 4, &e), &e);
+    train_steps(trained, 1);
+    digest_of(trained, unfilled);
+}
+
 /* As of a relay's boards, which are later than owners' answers. */
 TEST(what_is_set_where_boards_are_late_is_there_too)
 {
@@ -516,6 +559,185 @@ TEST(what_is_set_where_boards_are_late_is_there_too)
     free(json);
     shd_close(m->session);
     end_filled();
+}
+
+/* Settings, as a and as b has them: this is what b goes on with. */
+static void expect_set(shd_model *m, const char *lr, const char *clip)
+{
+    char *json, *there;
+    struct shd_err e;
+    EXPECT_OK(shd_settings(m, &json, &e), &e);
+    EXPECT_HAS(json, lr);
+    EXPECT_HAS(json, clip);
+    lose_a(m);
+    EXPECT_OK(shd_settings(m, &there, &e), &e);
+    EXPECT_STR(there, json);
+    free(json);
+    free(there);
+}
+
+static void end_set(shd_model *m)
+{
+    shd_close(m->session);
+    end_filled();
+}
+
+#define LR_FROM(step) "\"now\":{\"lr_scale.decay\":{\"value\":0.5,\"from\":" step "}}"
+#define CLIP          "\"next\":{\"from\":9,\"settings\":{\"clip_norm\":0.125}}"
+
+TEST(what_is_set_while_a_host_is_filled_is_set_again)
+{
+    char hex[65];
+    struct shd_err e;
+    shd_model *m = trained = begin_without_b("60");
+    told[0] = '\0';
+    train_steps(m, 1);
+    EXPECT_OK(try_to_fill_b(set_before_it_is_in, &e), &e);
+    EXPECT_HAS(
+        told, "model 'toy' has what was set meanwhile again, from step 3 on: lr_scale.decay=0.5\n");
+    EXPECT_HAS(told, "again, from step 9 on: clip_norm=0.125\n");
+    go_along(m);
+    train_steps(m, 1);
+    digest_of(m, hex);
+    EXPECT_STR(hex, unfilled); /* as if it had not gone back */
+    expect_set(m, LR_FROM("3"), CLIP);
+    train_steps(m, 4);
+    struct shd_snapshot_row rows[4] = { { .size = sizeof rows[0] } };
+    uint32_t count;
+    EXPECT_OK(shd_snapshots(m, rows, ARRAY_SIZE(rows), &count, &e), &e);
+    EXPECT(count > 1 && rows[count - 1].step == 7); /* which are kept at b, too */
+    end_set(m);
+}
+
+static void train_before_it_is_set(void *ctx, const char *line)
+{
+    set_before_it_is_in(ctx, line);
+    if (strstr(line, "goes on from step 3") == NULL)
+        return;
+    go_along(trained);
+    train_steps(trained, 2);
+}
+
+TEST(what_cannot_be_set_again_from_its_step_on_is_said)
+{
+    struct shd_err e;
+    shd_model *m = trained = begin_without_b("60");
+    told[0] = '\0';
+    train_steps(m, 1);
+    EXPECT_OK(try_to_fill_b(train_before_it_is_set, &e), &e);
+    EXPECT_HAS(told, "again, from step 5 on (workers are past step 3 again): lr_scale.decay=0.5\n");
+    train_steps(m, 1);
+    expect_set(m, LR_FROM("5"), CLIP);
+    end_set(m);
+}
+
+#ifdef SHD_FAIL_POINTS
+
+static _Atomic int looks, sets;
+static pthread_t setter;
+
+static void *set_in_a_thread(void *ctx)
+{
+    set_lr(ctx, 3);
+    return NULL;
+}
+
+/* Who sets goes on to join the host, and waits for the rewind. */
+static void set_behind_the_look(const char *name)
+{
+    if (strcmp(name, "set:told") == 0)
+        sets++;
+    if (strcmp(name, "refill:looked") != 0 || looks++ != 0)
+        return;
+    EXPECT_EQ(pthread_create(&setter, NULL, set_in_a_thread, trained), 0);
+    while (sets == 0)
+        usleep(1000);
+}
+
+TEST(what_is_set_as_the_model_goes_back_is_set_again)
+{
+    struct shd_err e;
+    shd_model *m = trained = begin_without_b("60");
+    train_steps(m, 1);
+    looks = sets = 0;
+    fail_point_hook = set_behind_the_look;
+    EXPECT_OK(try_to_fill_b(/* say= */ NULL, &e), &e);
+    EXPECT_EQ(pthread_join(setter, NULL), 0);
+    fail_point_hook = NULL;
+    EXPECT(looks > 1); /* it was refused, and looked again */
+    EXPECT(!hub_lost(m->session->hub, 1));
+    go_along(m);
+    train_steps(m, 1);
+    expect_set(m, LR_FROM("3"), "\"next\":null");
+    end_set(m);
+}
+
+static void just_tell(void *ctx, const char *line)
+{
+    (void)ctx;
+    tell(line);
+}
+
+static void put_behind_the_look(const char *name)
+{
+    if (strcmp(name, "refill:looked") == 0 && looks++ == 0)
+        put_ok(trained, 7);
+}
+
+TEST(what_is_put_as_the_model_goes_back_is_said)
+{
+    struct shd_err e;
+    shd_model *m = trained = begin_out("");
+    told[0] = '\0';
+    looks = 0;
+    fail_point_hook = put_behind_the_look;
+    EXPECT_OK(try_to_fill_b(just_tell, &e), &e);
+    fail_point_hook = NULL;
+    EXPECT_HAS(told, "behind step 3, and went with the steps: put them again\n");
+    expect_at(m, 3);
+    end_set(m);
+}
+
+#endif
+
+static bool puts_again;
+
+static void put_before_it_is_in(void *ctx, const char *line)
+{
+    (void)ctx;
+    tell(line);
+    if (strstr(line, "is saved at step 3") != NULL)
+        put_ok(trained, 7);
+    if (!puts_again || strstr(line, "goes on from step 3") == NULL)
+        return;
+    expect_at(trained, 3);
+    put_ok(trained, 7);
+}
+
+/* Who trains puts again what it has put in steps that are given up. */
+static void expect_told_of_put(bool again)
+{
+    struct shd_err e;
+    shd_model *m = trained = begin_out("");
+    told[0] = '\0';
+    puts_again = again;
+    EXPECT_OK(try_to_fill_b(put_before_it_is_in, &e), &e);
+    EXPECT(again == (strstr(told, "were put into model") == NULL));
+    if (!again) {
+        EXPECT_HAS(told, "behind step 3, and went with the steps: put them again\n");
+        expect_at(m, 3);
+    }
+    end_set(m);
+}
+
+TEST(who_fills_a_host_says_that_values_are_to_be_put_again)
+{
+    expect_told_of_put(false);
+}
+
+TEST(values_that_are_put_again_are_no_loss)
+{
+    expect_told_of_put(true);
 }
 
 /* The next session has it at both. */

@@ -124,6 +124,23 @@ TEST(later_of_two_sessions_has_the_model_go_back)
     stop();
 }
 
+/* A setting, or a put: what a rewind undoes is more than who asked for it knew. */
+TEST(what_is_given_behind_the_hold_has_a_session_ask_anew)
+{
+    const struct rewind_ask a = { .step = 2, .consent = 10 }, b = { .step = 2, .consent = 11 };
+    start();
+    step_rewind_hold(&ledger, &a);
+    ledger_rewind_renew(ledger.rewind);
+    EXPECT_EQ(step_rewind_goes(&ledger, &a), REWIND_BY_ANOTHER);
+    EXPECT_EQ(atomic_load(&ledger.rewind->held), 3); /* it stays */
+    EXPECT(!step_rewind_may_hold(&ledger, &a));
+    EXPECT(step_rewind_may_hold(&ledger, &b));
+    step_rewind_hold(&ledger, &b);
+    EXPECT_EQ(step_rewind_goes(&ledger, &b), REWIND_GOES);
+    ledger_rewind_renew(/* r= */ NULL);
+    stop();
+}
+
 /* The one before was by the clock of an owner 0 whose host is lost since. */
 TEST(consent_of_a_rewind_that_is_done_is_in_nobodys_way)
 {

@@ -305,6 +305,95 @@ TEST(changes_for_several_steps_wait_and_are_given_up_by_name)
     spec_free(spec);
 }
 
+/* -- Behind a rewind --------------------------------------------------------------------------- */
+
+/* All that it lacks, while the open step is `open`. Returns how many changes. */
+static int give_lacking(const struct settings_kept *was, struct settings_kept *kept, uint64_t from,
+                        uint64_t open)
+{
+    struct settings change;
+    uint64_t step;
+    int n = 0;
+    while (settings_lacks(was, kept, from, &change, &step)) {
+        const struct settings_when at = { open, open, step, 0 }, soon = { open, open, 0, 0 };
+        struct shd_err e = { 0 };
+        EXPECT(++n <= 1000);
+        if (settings_give(kept, &change, &at, kept, &step, &e) == SHD_OK)
+            continue;
+        EXPECT_OK(settings_give(kept, &change, &soon, kept, &from, &e), &e);
+    }
+    return n;
+}
+
+TEST(what_was_set_before_a_rewind_is_set_again_from_its_steps_on)
+{
+    struct spec *spec = spec_of(ADAMW, GROUPS);
+    struct settings_kept kept = { 0 };
+    struct settings s;
+    give(spec, &kept, "lr_scale.decay=1 weight_decay.decay=0.5", 5, 0);
+    give(spec, &kept, "clip_norm=1", 5, 20);
+    struct settings_kept was = kept; /* back to step 10 */
+    give(spec, &was, "lr_scale.decay=0.5", 12, 0);
+    give(spec, &was, "lr_scale.decay=2 clip_norm=now", 15, 0);
+    give(spec, &was, "weight_decay.decay=spec", 16, 0);
+    give(spec, &was, "beta1.decay=0.8", 17, 40);
+    struct settings_kept late = kept;
+    EXPECT_EQ(give_lacking(&was, &kept, 10, 10), 4);
+    EXPECT(scale_at(&kept, 14) == 1 && scale_at(&kept, 15) == 2 && scale_at(&kept, 99) == 2);
+    settings_at(&kept, 10, &s, NULL); /* since when is not known */
+    EXPECT(isnan(number(&s, 0, SETTING_WEIGHT_DECAY)));
+    settings_at(&kept, 39, &s, NULL);
+    EXPECT(isnan(setting_get(&s, SETTINGS_CLIP_NORM)) && isnan(number(&s, 0, SETTING_BETA1)));
+    settings_at(&kept, 40, &s, NULL);
+    EXPECT(number(&s, 0, SETTING_BETA1) == 0.8);
+    EXPECT_EQ(give_lacking(&was, &late, 10, 18), 4); /* workers are past most of it again */
+    EXPECT(scale_at(&late, 18) == 2);
+    EXPECT_EQ(give_lacking(&was, &was, 10, 18), 0);
+    spec_free(spec);
+}
+
+static void expect_same_at(const struct settings_kept *a, const struct settings_kept *b,
+                           uint64_t step)
+{
+    struct settings x, y;
+    settings_at(a, step, &x, NULL);
+    settings_at(b, step, &y, NULL);
+    for (uint32_t i = 0; i < SETTINGS_MAX; i++) {
+        const double u = setting_get(&x, i), v = setting_get(&y, i);
+        EXPECT(isnan(u) ? isnan(v) : u == v);
+    }
+}
+
+/* Whatever was set: from where it was on all is as it would have been. */
+TEST(nothing_that_was_set_before_a_rewind_is_lost)
+{
+    static const char *const changes[] = { "lr_scale=1",      "lr_scale=2",       "lr_scale=spec",
+                                           "lr_scale=now",    "clip_norm=1",      "clip_norm=spec",
+                                           "clip_norm=now",   "beta1=0.5",        "micro_batches=1",
+                                           "micro_batches=2", "lr_scale.decay=4", "beta1=now" };
+    struct spec *spec = spec_of(ADAMW, GROUPS);
+    uint64_t x = 20261130;
+    printf("seed %" PRIu64 "\n", x);
+    for (int run = 0; run < 2000; run++) {
+        struct settings_kept kept[2] = { 0 }; /* where it went back to, and from */
+        uint64_t open = 2, back = 2;
+        for (uint32_t i = 0; i < 12; i++) {
+            x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+            const uint64_t later = (x >> 58) % 4;
+            const bool behind = i >= 6;
+            if (i == 6)
+                kept[1] = kept[0], back = open;
+            open += (x >> 50) % 3;
+            give(spec, &kept[behind], changes[(x >> 33) % ARRAY_SIZE(changes)], open,
+                 later > 0 ? open + 1 + 3 * later : 0);
+        }
+        give_lacking(&kept[1], &kept[0], back, back);
+        for (uint64_t step = open + 1; step < open + 20; step++)
+            expect_same_at(&kept[1], &kept[0], step);
+    }
+    spec_free(spec);
+}
+
 /* Asked again behind another one that had waited for its step, it is not given once more. */
 TEST(change_asked_again_by_its_id_is_the_same_one)
 {
