@@ -160,6 +160,33 @@ go_on 3
 end_same "b filled and a lost unseen"
 end_hosts
 
+# Of a step that never comes, while who fills b stands still. It is set again, also at b, which has another relay.
+set_meanwhile() {
+    local filler
+    lose B
+    soon "b is out" is_out B A
+    host B
+    refill B A 'SHARDD_FAIL=refill:restored!' &
+    filler=$!
+    soon "who fills b stands still" stands_still
+    "${on_A[@]}" "$bin/shardctl" set -a "$work/A?$all" clip_norm=1 --at 9000 >/dev/null || fail "nothing was set"
+    kill -CONT "$standing"
+    wait "$filler" || fail "filling b: $(cat "$work/refill.log")"
+    grep -q "has what was set meanwhile again, from step 9000 on: clip_norm=1$" "$work/refill.log" || fail "$(cat "$work/refill.log")"
+    go_on 2
+    set_at "A?cpu0,cpu3"
+    set_at "A?cpu2,cpu1"
+    echo "  what was set meanwhile is set again"
+}
+stands_still() {
+    standing=$(pgrep -f "shardctl hosts -a $work/A --in b") && [ "$(ps -o state= -p "$standing")" = T ]
+}
+set_at() {
+    local got
+    got=$("${on_A[@]}" "$bin/shardctl" set -a "$work/$1" --show)
+    grep -q "clip_norm=1  waits for step 9000" <<<"$got" || fail "set at $1: $got"
+}
+
 # By itself; and a host that is back before it was missed is out first, for it has lost what it had.
 begin
 works A
@@ -194,6 +221,7 @@ if grep -q refill:claimed "$bin/shardctl"; then
         go_on 2
         echo "  killed at $point, and done again"
     done
+    set_meanwhile
     end_same "who filled b was killed"
     same_bits
     end_hosts
