@@ -240,3 +240,9 @@ bool rejoin_forget(struct shd_model *m)
     m->map->viewed = false;
     return m->session->hub->members.membership != NULL;
 }
+
+bool rejoin_may_forget(struct shd_model *m)
+{
+    return m->session->hub->members.membership != NULL && membership_reaches(m->session->hub) &&
+           rejoin_forget(m);
+}

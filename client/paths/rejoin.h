@@ -48,4 +48,7 @@ int rejoin_due(struct shd_session *s, struct shd_err *e);
 /* What is known of who is in is of no use: the next look looks. False: there are no replicas. */
 bool rejoin_forget(struct shd_model *m);
 
+/* The same for who would not wait for an arbiter that cannot be reached: false there, too. */
+bool rejoin_may_forget(struct shd_model *m);
+
 #endif

@@ -136,7 +136,7 @@ int set_owner(struct shd_model *m, const struct path_set *set, struct shd_err *e
             r = tell_replica(&s, &round, e);
         FAIL_POINT("set:told");
         any = false; /* one that came in with a rewind that this session's boards do not show yet */
-        if (r == SHD_OK && changes && rejoin_forget(m))
+        if (r == SHD_OK && changes && rejoin_may_forget(m))
             r = rejoin_look(m, /* opening= */ NULL, &any, e);
         again = any || successions != hub->members.successions; /* owner 0 may be another one */
     }

@@ -534,6 +534,12 @@ int membership_refresh(struct hub *hub, struct shd_err *e)
     return hub_check(hub, e);
 }
 
+bool membership_reaches(struct hub *hub)
+{
+    struct shd_err why;
+    return read_view(hub->members.membership, &why) == SHD_OK;
+}
+
 bool membership_join(struct hub *hub)
 {
     const struct membership *m = hub->members.membership;

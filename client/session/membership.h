@@ -53,6 +53,9 @@ void membership_look(struct hub *hub);
  */
 int membership_refresh(struct hub *hub, struct shd_err *e);
 
+/* Can the arbiter be reached now? One try; membership_refresh() is to follow where it can. */
+bool membership_reaches(struct hub *hub);
+
 /* Let go of all that the view at hand has out, where that could not be done before: the replica
  * comes as far by itself. Errors: those of hub_poll(). */
 int membership_settle(struct hub *hub, struct shd_err *e);

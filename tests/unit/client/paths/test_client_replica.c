@@ -561,6 +561,24 @@ TEST(what_is_set_where_boards_are_late_is_there_too)
     end_filled();
 }
 
+/* What can be set is set, whatever becomes of the arbiter. */
+TEST(settings_do_not_wait_for_an_arbiter_that_is_away)
+{
+    char away[320];
+    uint64_t from;
+    struct shd_err e;
+    shd_model *m = begin("60", "", snapshot);
+    train_steps(m, 1);
+    snprintf(away, sizeof away, "%s.away", paired_dir);
+    EXPECT_EQ(rename(paired_dir, away), 0);
+    EXPECT_OK(shd_model_set(m, "clip_norm=0.125", 9, &from, &e), &e);
+    EXPECT_EQ(rename(away, paired_dir), 0);
+    EXPECT_OK(shd_model_set(m, "clip_norm=now", 9, &from, &e), &e);
+    paired_put_out("b");
+    poll_until(m->session->hub, has_one);
+    end(m, "cpu0", 1);
+}
+
 /* Settings, as a and as b has them: this is what b goes on with. */
 static void expect_set(shd_model *m, const char *lr, const char *clip)
 {
