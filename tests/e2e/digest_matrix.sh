@@ -38,8 +38,10 @@ bad=0
 runs=0
 turn=0
 
-digest_of() { # the last line, but for those of `shardctl run`, which must be the digest of the wanted step
-    last=$(grep -v '^shardctl: not saved' "$1" | tail -n 1)
+# The last line must be the digest of the wanted step, but for those of `shardctl run`, and of a worker that begins
+# when the others have ended and has nothing to compute.
+digest_of() {
+    last=$(grep -v '^shardctl: not saved\|^\[rank [0-9]*\] shd-gpt: rank .* has nothing to compute' "$1" | tail -n 1)
     case $last in
     "digest sha256:"*" step=$steps") echo "$last" ;;
     *) echo "no digest of step $steps but: $last" ;;
