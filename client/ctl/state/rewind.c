@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "client/ctl/base/say.h"
@@ -171,6 +172,100 @@ int verb_snapshots(int argc, char **argv)
 /* -- rewind -------------------------------------------------------------------------------------
  */
 
+static void add_setting(json_t *list, const char *key, json_t *value, json_t *from)
+{
+    json_array_append_new(
+        list, json_pack("{s:s, s:O, s:O}", "setting", key, "value", value, "from", from));
+}
+
+static void add_waits(json_t *list, json_t *next)
+{
+    json_t *v;
+    const char *key;
+    json_object_foreach(json_object_get(next, "settings"), key, v)
+    {
+        add_setting(list, key, v, json_object_get(next, "from"));
+    }
+}
+
+/* [{"setting": "lr_scale.decay", "value": 0.5, "from": 950}]: what is set, and what waits; value
+ * null: not any more. NULL: that cannot be told. */
+static json_t *read_settings(shd_model *m)
+{
+    char *text = NULL;
+    struct shd_err ignored;
+    json_t *v;
+    const char *key;
+    size_t i;
+    if (shd_settings(m, &text, &ignored) != SHD_OK)
+        return NULL;
+    json_t *root = json_loads(text, 0, NULL), *list = json_array();
+    free(text);
+    json_object_foreach(json_object_get(root, "now"), key, v)
+    {
+        add_setting(list, key, json_object_get(v, "value"), json_object_get(v, "from"));
+    }
+    add_waits(list, json_object_get(root, "next"));
+    json_array_foreach(json_object_get(root, "later"), i, v)
+    {
+        add_waits(list, v);
+    }
+    json_decref(root);
+    return list;
+}
+
+static bool has_one(json_t *list, json_t *one)
+{
+    size_t i;
+    json_t *v;
+    json_array_foreach(list, i, v) if (json_equal(v, one)) return true;
+    return false;
+}
+
+/* What is in the one and not in the other, where both are known. */
+static json_t *lacking(json_t *in, json_t *of)
+{
+    json_t *list = json_array(), *v;
+    size_t i;
+    json_array_foreach(of, i, v) if (in != NULL && !has_one(in, v)) json_array_append(list, v);
+    return list;
+}
+
+static void print_lacking(json_t *list, const char *what)
+{
+    size_t i;
+    json_t *v;
+    json_array_foreach(list, i, v)
+    {
+        char name[200], number[TEXT_BYTES] = "spec";
+        const json_t *value = json_object_get(v, "value");
+        if (json_is_number(value))
+            snprintf(number, sizeof number, "%.9g", json_number_value(value));
+        ctl_say("%s: %s=%s from step %" JSON_INTEGER_FORMAT " on", what,
+                text_clean(json_string_value(json_object_get(v, "setting")), name, sizeof name),
+                number, json_integer_value(json_object_get(v, "from")));
+    }
+}
+
+/* What was set since went with the steps, and what was in force before is so again. */
+static void print_rewound(const struct ask *ask, const shd_model *m, uint64_t step, json_t *before,
+                          json_t *after)
+{
+    json_t *gone = lacking(after, before), *again = lacking(before, after);
+    if (ask->json) {
+        verb_json(json_pack("{s:s, s:I, s:O, s:O}", "model", shd_model_name(m), "step",
+                            (json_int_t)step, "gone", gone, "again", again),
+                  JSON_COMPACT, stdout);
+    } else {
+        printf("rewound model=%s step=%" PRIu64 "\n", shd_model_name(m), step);
+        fflush(stdout);
+        print_lacking(gone, "went with the steps");
+        print_lacking(again, "holds again");
+    }
+    json_decref(gone);
+    json_decref(again);
+}
+
 static const char rewind_about[] =
     "Go back to a snapshot of a model, at all its daemons or at none: it is as it was at that "
     "step, "
@@ -183,7 +278,7 @@ static const char rewind_more[] = VERB_WHERE
     "example: the loss went away at step 1200\n"
     "  shardctl snapshots gpt\n"
     "  shardctl rewind gpt --to 1000 && shardctl set gpt lr_scale=0.5\n"
-    "what was set after the snapshot goes, too\n"
+    "what was set after the snapshot goes, too, and is named\n"
     "\nexit code 1: nothing has changed, or say it again; the reason is on stderr\n";
 
 int verb_rewind(int argc, char **argv)
@@ -193,7 +288,8 @@ int verb_rewind(int argc, char **argv)
         VERB_ADDRESS_FLAGS(ask.address),
         { "to", 0, FLAG_U64, "STEP", "the step of a snapshot (the last one)", &ask.to, 0,
           STEP_MAX },
-        { "json", 'j', FLAG_BOOL, NULL, "one JSON object: model, step", &ask.json, 0, 0 },
+        { "json", 'j', FLAG_BOOL, NULL,
+          "one JSON object: model, step, gone and again (of settings)", &ask.json, 0, 0 },
     };
     const struct flags flags = VERB_FLAGS(rewind, "shardctl rewind [MODEL] [FLAGS]", table);
     struct shd_err e = { 0 };
@@ -204,13 +300,15 @@ int verb_rewind(int argc, char **argv)
     if (code >= 0)
         return code;
     int r = open_model(&ask, "shardctl rewind", &s, &m, &e);
+    json_t *before = r == SHD_OK ? read_settings(m) : NULL, *after = NULL;
     if (r == SHD_OK)
         r = shd_model_rewind(m, ask.to, &step, &e);
-    if (r == SHD_OK && ask.json)
-        verb_json(json_pack("{s:s, s:I}", "model", shd_model_name(m), "step", (json_int_t)step),
-                  JSON_COMPACT, stdout);
-    else if (r == SHD_OK)
-        printf("rewound model=%s step=%" PRIu64 "\n", shd_model_name(m), step);
+    if (r == SHD_OK && before != NULL)
+        after = read_settings(m);
+    if (r == SHD_OK)
+        print_rewound(&ask, m, step, before, after);
+    json_decref(before);
+    json_decref(after);
     shd_close(s);
     return r == SHD_OK ? CTL_OK : ctl_fail("%s", e.text);
 }

@@ -96,3 +96,22 @@ expect "$work/said" '^set model=gpt from=10$'
 train 12
 shardctl digest >"$work/said"
 expect "$work/said" 'step=12'
+
+# Going back says what is not set any more, and what is again.
+shardctl set gpt clip_norm=0.5 >/dev/null
+train 13
+shardctl snapshot gpt >"$work/said"
+expect "$work/said" '^snapshot step=13$'
+shardctl set gpt clip_norm=spec >/dev/null
+shardctl set gpt lr_scale.decay=0.25 >/dev/null
+shardctl set gpt beta1=0.5 --at 50 >/dev/null
+shardctl rewind gpt >"$work/said" 2>"$work/why"
+expect "$work/said" '^rewound model=gpt step=13$'
+expect "$work/why" '^shardctl: went with the steps: lr_scale.decay=0.25 from step 13 on$'
+expect "$work/why" '^shardctl: went with the steps: beta1.decay=0.5 from step 50 on$'
+expect "$work/why" '^shardctl: holds again: clip_norm=0.5 from step 12 on$'
+shardctl rewind gpt >"$work/said" 2>"$work/why"
+[ ! -s "$work/why" ] || fail "$(cat "$work/why")"
+shardctl set gpt clip_norm=2 --at 20 >/dev/null
+shardctl rewind gpt --json >"$work/said"
+expect "$work/said" '^{"model":"gpt","step":13,"gone":\[{"setting":"clip_norm","value":2.0,"from":20}\],"again":\[\]}$'
