@@ -76,15 +76,15 @@ get_torch() {
 
 # Not tested once more in release: what has been held in dev and no optimization changes, which are memory,
 # the order of events, and words. (client_again and emulate_trail are both: a part in dev, all in release.)
-held_in_dev='adopt|adopt_state|arbiter.*|chaos_elastic|chaos_hosts.*|checkpoint_bad|checkpoint_ctl|client_follow|client_fork'
-held_in_dev+='|client_kept|client_lease|client_membe.*|client_open|client_parts|client_put.*|client_read|client_reset|client_session|client_sizes'
+held_in_dev='adopt|adopt_state|arbiter.*|chaos_elastic|chaos_file|chaos_hosts.*|checkpoint_bad|checkpoint_ctl|client_follow|client_fork'
+held_in_dev+='|client_common|client_drop|client_kept|client_lease|client_membe.*|client_open|client_parts|client_put.*|client_read|client_reset|client_session|client_show|client_sizes'
 held_in_dev+='|client_waits|client_withdraw|client_wrong|commit_steps|configure_bare|ctl|ctl_doctor|ctl_drain|ctl_keeper|ctl_meter|ctl_pairs'
 held_in_dev+='|ctl_plan|ctl_reshard|ctl_status|ctl_top|ctl_up|cuda_faults|cuda_share|elastic|fault'
 held_in_dev+='|faults|fuzz_.*|gpu_client|gpu_client_faults|gpu_daemon|gpu_daemon_ctl|gpu_stream'
-held_in_dev+='|guard|host_replicas|hosts_many|hosts_ucx|hosts_refill|hosts_reshard|house.*|http|log|log_lines'
-held_in_dev+='|adopt_file|adopt_state_file|client_kept_file|client_rewind_file|client_.*_pairs|replace_pairs|client_codec|client_replica|client_tiles|hosts_codec|tiles'
-held_in_dev+='|lossy|manuals|memory|merge|metrics|model_files|nccl_client|nccl_daemon|nccl_waits|norms|notify|page|page_dashboard'
-held_in_dev+='|plan_own|plan_time|proto_.*|ready|recover|replace|replicas|requests|requests_spec|sim|slurm|slurm_replicas|soak|spill|step_crash|units|units_merge'
+held_in_dev+='|guard|host|host_replicas|hosts_many|hosts_replicas|hosts_ucx|hosts_refill|hosts_reshard|house.*|http|log|log_lines'
+held_in_dev+='|adopt_file|adopt_state_file|client_kept_file|client_rewind|client_rewind_file|client_.*_pairs|replace_pairs|client_codec|client_replica|client_tiles|hosts_codec|tiles'
+held_in_dev+='|lossy|manuals|memory|merge|metrics|model_files|model_files_room|nccl_client|nccl_daemon|nccl_waits|norms|notify|page|page_dashboard'
+held_in_dev+='|plan_file|plan_own|plan_time|proto_.*|ready|recover|replace|replicas|requests|requests_spec|sim|slurm|slurm_replicas|soak|spill|step_crash|units|units_merge'
 
 # The other way round: what computes alone and looks at no memory but its own (what it computes with, "sim" has in dev),
 # and kills at each instruction of what users run.
