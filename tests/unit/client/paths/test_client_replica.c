@@ -758,6 +758,21 @@ TEST(values_that_are_put_again_are_no_loss)
     expect_told_of_put(true);
 }
 
+/* What it has returned is of a step that became the put, at the host, too. */
+TEST(a_worker_in_the_middle_of_a_step_puts_with_the_host)
+{
+    shd_model *m = begin_out("");
+    return_all(m, 0);
+    fill_b();
+    put_ok(m, 7);
+    EXPECT_EQ(shd_step(m), 4);
+    EXPECT(!hub_lost(m->session->hub, 1));
+    lose_a(m);
+    expect_put(m, 7);
+    train_pt(m, 1);
+    end_set(m);
+}
+
 /* The next session has it at both. */
 static void expect_at_both(const char *name)
 {
