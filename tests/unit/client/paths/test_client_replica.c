@@ -773,6 +773,62 @@ TEST(a_worker_in_the_middle_of_a_step_puts_with_the_host)
     end_set(m);
 }
 
+static int calls[SYS_WAIT + 1];
+
+static int count_calls(enum sys_kind kind)
+{
+    calls[kind]++;
+    return 0;
+}
+
+/* Of a step that does not come. */
+static void set_as_calls_fail(void *ctx, const char *line)
+{
+    int (*const fault)(enum sys_kind kind) = sys_fault;
+    uint64_t from;
+    struct shd_err e;
+    (void)ctx;
+    tell(line);
+    sys_fault = NULL;
+    if (strstr(line, "is saved at step 3") != NULL)
+        EXPECT_OK(shd_model_set(trained, "clip_norm=0.125", 9, &from, &e), &e);
+    sys_fault = fault;
+}
+
+/* n 0: none fails. Whoever fills the host says what failed, and does it again. */
+static void fill_failing(int kind, int n)
+{
+    char *json;
+    struct shd_err e = { 0 };
+    shd_model *m = trained = begin("60", "", snapshot);
+    told[0] = '\0';
+    lose_now(m->session->hub, "b");
+    train_steps(m, 1);
+    fail_kind = kind;
+    fail_at = n;
+    sys_fault = n > 0 ? fail_nth : count_calls;
+    const int r = try_to_fill_b(set_as_calls_fail, &e);
+    sys_fault = NULL;
+    EXPECT(r == SHD_OK || e.text[0] != '\0');
+    if (r != SHD_OK)
+        EXPECT_OK(try_to_fill_b(set_as_calls_fail, &e), &e);
+    go_along(m);
+    EXPECT_OK(shd_settings(m, &json, &e), &e);
+    if (strstr(told, "lacks what was set") == NULL)
+        EXPECT_HAS(json, "\"next\":{\"from\":9,");
+    free(json);
+    end(m, "cpu0", 1);
+}
+
+TEST(a_host_is_filled_though_a_call_fails)
+{
+    fill_failing(/* kind= */ 0, /* n= */ 0);
+    EXPECT(calls[SYS_ALLOC] > 100 && calls[SYS_OPEN] > 10);
+    for (int kind = 0; kind <= SYS_WAIT; kind++)
+        for (int n = calls[kind]; n > 0; n -= 1 + calls[kind] / 4)
+            fill_failing(kind, n);
+}
+
 /* The next session has it at both. */
 static void expect_at_both(const char *name)
 {
