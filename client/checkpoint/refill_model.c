@@ -397,6 +397,8 @@ static int tell_replicas(struct asking *a, struct hub *hub, struct shd_err *e)
     return r;
 }
 
+/* Not by shd_model_set(): that would take the host in, and wait for the rewinds of models that are
+ * to go back yet. */
 static int set_from(const struct refill_model *m, const struct settings *change, uint64_t from,
                     uint64_t *ret_from, struct shd_err *e)
 {

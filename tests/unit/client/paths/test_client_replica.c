@@ -594,6 +594,16 @@ static void expect_set(shd_model *m, const char *lr, const char *clip)
     free(there);
 }
 
+/* By itself, at b. */
+static void expect_kept(shd_model *m, uint64_t step)
+{
+    struct shd_snapshot_row rows[4] = { { .size = sizeof rows[0] } };
+    struct shd_err e;
+    uint32_t count;
+    EXPECT_OK(shd_snapshots(m, rows, ARRAY_SIZE(rows), &count, &e), &e);
+    EXPECT(count > 1 && rows[count - 1].step == step);
+}
+
 static void end_set(shd_model *m)
 {
     shd_close(m->session);
@@ -620,10 +630,7 @@ TEST(what_is_set_while_a_host_is_filled_is_set_again)
     EXPECT_STR(hex, unfilled); /* as if it had not gone back */
     expect_set(m, LR_FROM("3"), CLIP);
     train_steps(m, 4);
-    struct shd_snapshot_row rows[4] = { { .size = sizeof rows[0] } };
-    uint32_t count;
-    EXPECT_OK(shd_snapshots(m, rows, ARRAY_SIZE(rows), &count, &e), &e);
-    EXPECT(count > 1 && rows[count - 1].step == 7); /* which are kept at b, too */
+    expect_kept(m, 7);
     end_set(m);
 }
 
@@ -660,9 +667,12 @@ static void *set_in_a_thread(void *ctx)
     return NULL;
 }
 
-/* Who sets goes on to join the host, and waits for the rewind. */
+/* Who sets goes on to join the host, and waits for the rewind. The host has its options before. */
 static void set_behind_the_look(const char *name)
 {
+    struct shd_err e;
+    if (strcmp(name, "refill:restored") == 0)
+        EXPECT_OK(shd_snapshot_every(trained, 7, 4, &e), &e);
     if (strcmp(name, "set:told") == 0)
         sets++;
     if (strcmp(name, "refill:looked") != 0 || looks++ != 0)
@@ -687,6 +697,8 @@ TEST(what_is_set_as_the_model_goes_back_is_set_again)
     go_along(m);
     train_steps(m, 1);
     expect_set(m, LR_FROM("3"), "\"next\":null");
+    train_steps(m, 4);
+    expect_kept(m, 7);
     end_set(m);
 }
 
