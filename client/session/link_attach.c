@@ -388,7 +388,10 @@ static void give_up(struct link *link, uint64_t waited_ns)
                  lost_its_keeper(link) ? " with its keeper" : "", when, waited_ns / NS_PER_MS,
                  link->last.text);
     else if (link->state == LINK_DOWN && link->last.code != SHD_ETIMEDOUT)
-        link_err(link, link->last.code, &e, "cannot be reached: %s", link->last.text);
+        link_err(link, link->last.code, &e, "cannot be reached: %s%s", link->last.text,
+                 link->last.code == SHD_EGONE
+                     ? "; start it, or name those that are there: DIR?cpu0,cpu1"
+                     : "");
     else if (link->state == LINK_DOWN)
         link_err(link, SHD_ETIMEDOUT, &e, "%s", link->last.text);
     else

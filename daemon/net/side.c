@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
 #include "daemon/net/door.h"
@@ -90,11 +91,19 @@ int side_init(struct side *side, struct daemon *d, struct shd_err *e)
     return door_open(d->loop, fd, enter, side, &side->door, e);
 }
 
+/* A successor is to have the models. Who attaches before it is there waits for it, at a socket that
+ * nobody listens at: without one a bare directory would mean the other daemons alone. */
+static bool comes_back(const struct daemon *d)
+{
+    return d->keeper->notify && d->model_count > 0 && d->drain_session == 0;
+}
+
 void side_deinit(struct side *side)
 {
     if (side->path[0] != '\0') {
         uv_close((uv_handle_t *)&side->timer, NULL);
-        unlink(side->path);
+        if (!comes_back(side->daemon))
+            unlink(side->path);
     }
     door_close(side->door);
     side->door = NULL;

@@ -18,6 +18,6 @@ struct side {
 
 /* Listen at RUNTIME_DIR/DEVICE.sock. */
 int side_init(struct side *side, struct daemon *d, struct shd_err *e);
-void side_deinit(struct side *side); /* removes the socket file */
+void side_deinit(struct side *side); /* removes the socket file, unless a keeper has models */
 
 #endif

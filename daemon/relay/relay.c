@@ -71,10 +71,7 @@ static int open_unix(struct doors *doors, const char *dir, const struct route *r
                  side ? "sock" : "zmq") >= (int)sizeof door->path)
         return err_set(e, SHD_ERANGE, "'%.60s...' is too long for a socket's path", dir);
     snprintf(door->device, sizeof door->device, "%s", route->device);
-    int r;
-    do { /* who clears the directory may have removed what it was not to see yet */
-        r = listen_at(door, e);
-    } while (r == SHD_ENOENT);
+    const int r = listen_at(door, e);
     doors->count += r == SHD_OK;
     return r;
 }

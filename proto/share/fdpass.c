@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -43,9 +44,9 @@ static int address_set(const char *path, struct sockaddr_un *ret_address, struct
     return SHD_OK;
 }
 
-/* Unlink a socket that a dead daemon left at the address. A live one, and what is no socket, are
- * refused. */
-static int stale_remove(const struct sockaddr_un *a, struct shd_err *e)
+/* A socket that a dead daemon left at the address may be replaced. A live one, and what is no
+ * socket, are refused. */
+static int check_stale(const struct sockaddr_un *a, struct shd_err *e)
 {
     struct stat st;
     if (lstat(a->sun_path, &st) < 0) {
@@ -61,36 +62,49 @@ static int stale_remove(const struct sockaddr_un *a, struct shd_err *e)
     const int connected = connect(probe, (const struct sockaddr *)a, sizeof *a);
     const int why = connected < 0 ? errno : 0;
     close(probe);
-    if (why == ENOENT)
-        return SHD_OK;
-    if (why != ECONNREFUSED)
+    if (why != ENOENT && why != ECONNREFUSED)
         return err_set(e, SHD_EEXIST, "'%s' is in use by a live process", a->sun_path);
-    if (unlink(a->sun_path) < 0 && errno != ENOENT)
-        return err_sys(e, SHD_EIO, "remove stale socket '%s'", a->sun_path);
     return SHD_OK;
+}
+
+/* "DIR/cpu0.sock" is made as "DIR/.cpu0sock", which is as long and is no socket of anybody's. */
+static int aside_set(const char *path, struct sockaddr_un *ret_aside, struct shd_err *e)
+{
+    const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path,
+               *dot = strrchr(name, '.');
+    if (dot == NULL || dot == name)
+        return err_set(e, SHD_EINVAL, "socket path '%.120s' does not end in NAME.SUFFIX", path);
+    char aside[sizeof ret_aside->sun_path];
+    snprintf(aside, sizeof aside, "%.*s.%.*s%s", (int)(name - path), path, (int)(dot - name), name,
+             dot + 1);
+    return address_set(aside, ret_aside, e);
 }
 
 int side_listen(const char *path, int *ret_fd, struct shd_err *e)
 {
-    struct sockaddr_un a;
-    int r = address_set(path, &a, e);
+    struct sockaddr_un final, a;
+    int r = address_set(path, &final, e);
+    if (r == SHD_OK)
+        r = aside_set(path, &a, e);
+    if (r == SHD_OK)
+        r = check_stale(&final, e);
     if (r != SHD_OK)
         return r;
-    r = stale_remove(&a, e);
-    if (r != SHD_OK)
-        return r;
+    unlink(a.sun_path); /* of a daemon that was killed right here */
     const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return err_sys(e, SHD_EIO, "open side socket");
     /* bind() gives the node the socket's mode less the umask, so it is never wider than this for
      * a moment; chmod() then restores what the umask took. */
     if (fchmod(fd, 0660) < 0 || bind(fd, (const struct sockaddr *)&a, sizeof a) < 0) {
-        r = err_sys(e, errno == EADDRINUSE ? SHD_EEXIST : SHD_EIO, "bind '%s'", path);
+        r = err_sys(e, SHD_EIO, "bind '%s'", path);
         goto out;
     }
-    if (listen(fd, BACKLOG) < 0 || chmod(path, 0660) < 0) {
-        r = err_sys(e, errno == ENOENT ? SHD_ENOENT : SHD_EIO, "listen on '%s'", path);
-        unlink(path);
+    /* It takes the stale one's place in one step: a directory's sockets are the daemons of a
+     * session, and one whose daemon starts again is never missing among them. */
+    if (listen(fd, BACKLOG) < 0 || chmod(a.sun_path, 0660) < 0 || rename(a.sun_path, path) < 0) {
+        r = err_sys(e, SHD_EIO, "listen on '%s'", path);
+        unlink(a.sun_path);
         goto out;
     }
     *ret_fd = fd;

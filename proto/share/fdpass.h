@@ -52,9 +52,9 @@ struct side_msg side_welcome(const uint8_t token[SHD_TOKEN_BYTES], uint32_t leve
  * daemon that does not say (0) passes: sizes are checked again when segments are mapped. */
 int side_welcome_check(const struct side_msg *msg, struct shd_err *e);
 
-/* Listen at path: refuses a live one (SHD_EEXIST), replaces a stale one (nobody answers), mode
- * 0660. Non-blocking. Errors: SHD_EINVAL path too long (names the limit), SHD_ENOENT somebody has
- * removed it as soon as it was there, SHD_EIO. */
+/* Listen at path (DIR/NAME.SUFFIX): refuses a live one (SHD_EEXIST), replaces a stale one (nobody
+ * answers) in one step, mode 0660. Non-blocking. At most one caller at a time for one path. Errors:
+ * SHD_EINVAL path too long (names the limit) or without a suffix, SHD_EIO. */
 int side_listen(const char *path, int *ret_fd, struct shd_err *e);
 
 /* Connect, without waiting; the socket does not block. SHD_ENOENT: no such socket, SHD_EGONE:

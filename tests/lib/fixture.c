@@ -252,6 +252,9 @@ void fixture_stop(struct fixture *f)
         EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
         snprintf(path, sizeof path, "%s/%s.lock", f->dir, fixture_device(f, i, device));
         unlink(path);
+        snprintf(path, sizeof path, "%s/%s.sock", f->dir, device);
+        if (f->keeper > 0)
+            unlink(path); /* left to a successor where there was a model */
     }
     if (f->keeper > 0) {
         close(f->control); /* it ends with this */

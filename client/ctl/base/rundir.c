@@ -415,6 +415,9 @@ static bool somebody_listens(const char *dir, const char *socket)
 static void remove_device(const struct updir *up, const char *device)
 {
     const size_t bytes = strlen(device);
+    char aside[NAME_MAX + 8];
+    snprintf(aside, sizeof(aside), ".%ssock", device); /* of one that was killed as it made it */
+    remove_in(up->path, aside);
     DIR *dir = opendir(up->path);
     for (const char *name = dir_next(&dir); name != NULL; name = dir_next(&dir)) {
         const char *suffix = name + bytes;

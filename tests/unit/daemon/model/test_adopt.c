@@ -3,6 +3,7 @@
  * test_adopt_state.c's. The keeper is tests/lib/keeper.h's.
  */
 #include <pthread.h>
+#include <unistd.h>
 
 #include "client/paths/map.h"
 #include "tests/lib/adopt_toy.h"
@@ -184,6 +185,47 @@ TEST(all_owners_killed_in_the_middle_of_a_step_go_on)
         adopt_expect_same(&got, &want);
         fixture_stop(&daemons);
     }
+}
+
+/* -- Stopped in good order ----------------------------------------------------------------------
+ */
+
+/* As a restart by the service manager: a bare directory, in between, still means both. */
+TEST(who_attaches_between_two_daemons_of_a_device_waits_for_the_next)
+{
+    const struct shd_options hasty = { .size = sizeof hasty,
+                                       .address = daemons.address,
+                                       .timeout_ms = 300 };
+    struct past want, got = { .known = { false } };
+    struct shd_err e = { 0 };
+    shd_session *s = NULL;
+    reference(&kinds[0], &want);
+    fixture_start_kept(&daemons, 2, "");
+    if (!adopt_train(daemons.address, &kinds[0], &got, &e))
+        FAIL("%s", e.text);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_TERM, 1, ""), 0);
+    EXPECT_STATUS(shd_connect(&hasty, &s, &e), SHD_EGONE);
+    EXPECT_HAS(e.text, "daemon cpu1 at ");
+    EXPECT_HAS(e.text, "start it, or name those that are there");
+    fixture_succeed(&daemons, 1, "");
+    got = (struct past){ .known = { false } };
+    if (!adopt_train(daemons.address, &kinds[0], &got, &e))
+        FAIL("%s", e.text);
+    EXPECT_STR(got.hex, want.hex);
+    fixture_stop(&daemons);
+}
+
+TEST(daemon_without_a_model_takes_its_socket_along)
+{
+    char path[sizeof daemons.dir + 16];
+    fixture_start_kept(&daemons, 2, "");
+    snprintf(path, sizeof path, "%s/cpu1.sock", daemons.dir);
+    EXPECT(access(path, F_OK) == 0);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_TERM, 1, ""), 0);
+    EXPECT(access(path, F_OK) != 0);
+    fixture_succeed(&daemons, 1, "");
+    fixture_wait_up(&daemons, 1);
+    fixture_stop(&daemons);
 }
 
 TEST_MAIN()

@@ -1,5 +1,6 @@
 /* The side channel between real processes: who may listen, who may connect, what a claim brings.
  * Children report by exit code; EXPECT is the parent's. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -31,7 +32,7 @@ static struct place place_new(void)
 {
     struct place p = { .dir = "/tmp/shd-side-XXXXXX" };
     EXPECT(mkdtemp(p.dir) != NULL);
-    snprintf(p.path, sizeof p.path, "%s/side", p.dir);
+    snprintf(p.path, sizeof p.path, "%s/side.sock", p.dir);
     return p;
 }
 
@@ -148,35 +149,66 @@ TEST(stale_socket_is_replaced)
     place_free(&p);
 }
 
-struct remover {
-    const char *path;
+struct lister {
+    const char *dir;
     _Atomic bool stop;
+    _Atomic uint32_t lists;
 };
 
-static void *remove_on(void *arg)
+/* What a client does with a bare directory. */
+static void *list_on(void *arg)
 {
-    struct remover *r = arg;
-    while (!r->stop)
-        unlink(r->path);
+    struct lister *l = arg;
+    while (!l->stop) {
+        DIR *dir = opendir(l->dir);
+        CHECK(dir != NULL);
+        bool found = false;
+        for (const struct dirent *d; (d = readdir(dir)) != NULL;)
+            found |= strcmp(d->d_name, "side.sock") == 0;
+        closedir(dir);
+        CHECK(found);
+        l->lists++;
+    }
     return NULL;
 }
 
-TEST(what_is_removed_as_soon_as_it_is_there_is_said_to_be_so)
+TEST(stale_socket_is_never_missing_in_its_directory)
 {
+    struct shd_err e = { 0 };
     struct place p = place_new();
-    struct remover remover = { .path = p.path };
+    int listener;
+    EXPECT_OK(side_listen(p.path, &listener, &e), &e);
+    close(listener);
+    struct lister lister = { .dir = p.dir };
     pthread_t thread;
-    EXPECT(pthread_create(&thread, NULL, remove_on, &remover) == 0);
-    for (uint32_t i = 0; i < 2000; i++) {
-        struct shd_err e = { 0 };
-        int listener;
-        const int r = side_listen(p.path, &listener, &e);
-        EXPECT(r == SHD_OK || r == SHD_ENOENT);
-        if (r == SHD_OK)
-            close(listener);
+    EXPECT(pthread_create(&thread, NULL, list_on, &lister) == 0);
+    for (uint32_t i = 0; i < 2000 || lister.lists < 2000; i++) {
+        EXPECT_OK(side_listen(p.path, &listener, &e), &e);
+        close(listener);
     }
-    remover.stop = true;
+    lister.stop = true;
     pthread_join(thread, NULL);
+    place_free(&p); /* nothing else is left */
+    EXPECT(access(p.dir, F_OK) != 0);
+}
+
+TEST(what_a_daemon_killed_in_between_leaves_is_replaced)
+{
+    struct shd_err e = { 0 };
+    struct place p = place_new();
+    char aside[sizeof p.path];
+    snprintf(aside, sizeof aside, "%s/.sidesock", p.dir);
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    memcpy(a.sun_path, aside, strlen(aside) + 1);
+    const int dead = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    EXPECT(bind(dead, (struct sockaddr *)&a, sizeof a) == 0);
+    close(dead);
+    int listener, fd;
+    EXPECT_OK(side_listen(p.path, &listener, &e), &e);
+    EXPECT_OK(side_connect(p.path, &fd, &e), &e);
+    EXPECT(access(aside, F_OK) != 0);
+    close(fd);
+    close(listener);
     place_free(&p);
 }
 
@@ -256,6 +288,8 @@ TEST(paths_that_do_not_fit_name_the_limit)
     EXPECT_STATUS(side_connect(path, &fd, &e), SHD_EINVAL);
     EXPECT_HAS(e.text, "399 bytes, the limit is 107");
     EXPECT_STATUS(side_listen("", &fd, &e), SHD_EINVAL); /* would be an abstract address */
+    EXPECT_STATUS(side_listen("/tmp/side", &fd, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "'/tmp/side' does not end in NAME.SUFFIX");
 }
 
 TEST(longest_path_works)
@@ -265,7 +299,7 @@ TEST(longest_path_works)
     char path[128];
     const int used = snprintf(path, sizeof path, "%s/", p.dir);
     memset(path + used, 'a', sizeof path - (size_t)used);
-    path[107] = 0;
+    memcpy(path + 102, ".sock", 6);
     int listener, fd;
     EXPECT_OK(side_listen(path, &listener, &e), &e);
     EXPECT_OK(side_connect(path, &fd, &e), &e);
@@ -281,7 +315,7 @@ TEST(missing_places_are_not_found)
     int fd;
     EXPECT_STATUS(side_connect("/tmp/shd-no-such-dir/side", &fd, &e), SHD_ENOENT);
     EXPECT_STATUS(side_connect("/proc/self/exe/side", &fd, &e), SHD_ENOENT);
-    EXPECT_STATUS(side_listen("/tmp/shd-no-such-dir/side", &fd, &e), SHD_EIO);
+    EXPECT_STATUS(side_listen("/tmp/shd-no-such-dir/side.sock", &fd, &e), SHD_EIO);
 }
 
 /* A user of another uid: cannot open a 0660 socket; can when the mode was opened by hand. Sees
