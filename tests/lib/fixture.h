@@ -82,8 +82,8 @@ void fixture_start_kept(struct fixture *f, int count, const char *fail);
 /* Stop the keeper, with no room at its sockets for a word more. SIGCONT lets it go on. */
 void fixture_stop_keeper(const struct fixture *f);
 
-/* End the daemons in good order: each must exit with 0 and leave nothing but its lock file, and with
- * a keeper its socket. */
+/* End the daemons in good order: each must exit with 0 and leave nothing but its lock file, and
+ * where a keeper has its models its socket. */
 void fixture_stop(struct fixture *f);
 
 int count_fds(pid_t pid);

@@ -74,17 +74,36 @@ void paired_remove(const struct fixture *f)
 typedef int next_fn(const struct arbiter_view *v, const char *host, struct arbiter_view *ret_next,
                     struct shd_err *e);
 
+/* A busy disk may take longer to write a file than an arbiter is waited for. */
+static struct arbiter_view read_view(struct arbiter *arbiter)
+{
+    struct arbiter_view view;
+    struct shd_err e;
+    int r;
+    do {
+        r = arbiter_read(arbiter, &view, &e);
+    } while (r == SHD_ETIMEDOUT);
+    EXPECT_OK(r, &e);
+    return view;
+}
+
 static void claim(next_fn *make_next, const char *host)
 {
     struct arbiter *arbiter;
-    struct arbiter_view view = { 0 }, next = { 0 };
+    struct arbiter_view next = { 0 };
     char text[320];
     struct shd_err e;
     arbiter_text(text);
     EXPECT_OK(arbiter_open(text, "c0", &arbiter, &e), &e);
-    EXPECT_OK(arbiter_read(arbiter, &view, &e), &e);
+    struct arbiter_view view = read_view(arbiter);
     EXPECT_OK(make_next(&view, host, &next, &e), &e);
-    EXPECT_OK(arbiter_claim(arbiter, &next, &e), &e);
+    const int r = arbiter_claim(arbiter, &next, &e);
+    if (r != SHD_ETIMEDOUT)
+        EXPECT_OK(r, &e);
+    while (view.number < next.number) { /* where nobody waited for it, it is made all the same */
+        arbiter_view_free(&view);
+        view = read_view(arbiter);
+    }
     arbiter_view_free(&view);
     arbiter_view_free(&next);
     arbiter_close(arbiter);
