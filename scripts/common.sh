@@ -61,16 +61,17 @@ cached() {
     sed -n "s/^$2:[A-Z]*=//p" "$root/build/$1/CMakeCache.txt" 2>/dev/null || true
 }
 
-# configure PRESET WERROR: unless that is how it is configured already; ninja itself sees changes of
+# configure PRESET WERROR [cmake arguments]: unless that is how it is configured already; ninja itself sees changes of
 # the CMakeLists. (Configuring again moves pkg-config's flags about, and all would be built anew.)
 configure() {
-    local cache=$root/build/$1/CMakeCache.txt fresh=
-    [ "$(cached "$1" CMAKE_HOME_DIRECTORY)" = "$root" ] || fresh=--fresh # a tree that was moved
-    if [ -z "$fresh" ] && [ -f "$root/build/$1/build.ninja" ] &&
-        [ "$(cached "$1" SHD_WERROR)" = "$2" ] && [ "$cache" -nt "$root/CMakePresets.json" ]; then
+    local preset=$1 werror=$2 cache=$root/build/$1/CMakeCache.txt fresh=
+    shift 2
+    [ "$(cached "$preset" CMAKE_HOME_DIRECTORY)" = "$root" ] || fresh=--fresh # a tree that was moved
+    if [ -z "$fresh" ] && [ -f "$root/build/$preset/build.ninja" ] &&
+        [ "$(cached "$preset" SHD_WERROR)" = "$werror" ] && [ "$cache" -nt "$root/CMakePresets.json" ]; then
         return 0
     fi
-    cmake --preset "$1" $fresh -DSHD_WERROR="$2"
+    cmake --preset "$preset" $fresh -DSHD_WERROR="$werror" "$@"
 }
 
 # build PRESET [TARGET...]: all, or these targets; warnings are errors.

@@ -155,10 +155,11 @@ why() {
     esac
 }
 
-# build_release: all but programs of tests that are not run there. (ptx_NAME runs that of NAME.)
+# build_release: all but programs of tests that are not run there. (ptx_NAME runs that of NAME.) The same code as for
+# users, of whose variables no debugger is told, which compiles in a tenth less time.
 build_release() {
     local all run targets
-    configure release ON
+    configure release ON "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O2 -g1"
     all=$(sed -n 's|^build \(.*/\)\?all: phony ||p' build/release/build.ninja | tr ' ' '\n' | grep -v '\(^\|/\)all$')
     run=$(ctest --preset release -N -E "^($held_in_dev)\$" | sed -n 's|^ *Test *#[0-9]*: \(ptx_\)\?|tests/test_|p')
     mapfile -t targets < <(grep -v '^tests/test_\|^fuzz/' <<<"$all" && grep -Fx "$run" <<<"$all")
@@ -191,6 +192,10 @@ if [ "$quick" = yes ]; then
     run_tests release 1
 else
     must install-deps scripts/install-deps.sh --dev
+    # A python3 that is a script, as pyenv's, starts a dozen programs before the one that is meant, in each of the tests.
+    if head -c 2 "$(command -v python3)" | grep -q '#!'; then
+        PATH=$(python3 -c 'import os, sys; print(os.path.dirname(sys.executable))'):$PATH
+    fi
     (step prometheus get_prometheus) || say "no prometheus: a part of metrics is skipped"
     must build-dev build dev
     [ "$level" = 1 ] || CTEST_PARALLEL_LEVEL=$(((level + 1) / 2))

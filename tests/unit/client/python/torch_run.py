@@ -4,6 +4,7 @@ PyTorch takes seconds to import, so it is imported once. Each worker is a fork o
 computes nothing and has no session.
 """
 import contextlib
+import gc
 import json
 import os
 import pickle
@@ -187,6 +188,8 @@ def main(daemons):
     import torch  # of the Python that start() goes on in
     torch.set_num_threads(1)
     torch.optim.AdamW([torch.zeros(1)])  # imports half of PyTorch, which each fork would do anew
+    gc.collect()
+    gc.freeze()  # else each fork's collector looks at all of PyTorch, and writes in it: pages of its own
     try:
         passed = unittest.main(exit=False, verbosity=2).result.wasSuccessful()
     finally:
