@@ -1,6 +1,6 @@
-/* Daemons killed with SIGKILL, at named points and at random moments, and their successors: same
- * digest, metrics, decisions and blobs as undisturbed, nothing leaked. What cannot be adopted is
- * test_adopt_state.c's. The keeper is tests/lib/keeper.h's.
+/* Daemons killed with SIGKILL, at named points and at random moments, or stopped in good order, and
+ * their successors: same digest, metrics, decisions and blobs as undisturbed, nothing leaked. What
+ * cannot be adopted is test_adopt_state.c's. The keeper is tests/lib/keeper.h's.
  */
 #include <pthread.h>
 #include <unistd.h>
