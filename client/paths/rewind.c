@@ -194,11 +194,15 @@ int rewind_together(struct shd_model *m, bool *ret_apart, struct shd_err *e)
 }
 
 /* A member that was lost meanwhile is SHD_ESTEP, too. */
-int rewind_owners(struct shd_model *m, uint64_t step, uint64_t known, struct shd_err *e)
+int rewind_owners(struct shd_model *m, uint64_t step, uint64_t known, bool keep_settings,
+                  struct shd_err *e)
 {
+    const struct wire_rewind ask = { .step = step,
+                                     .attempt = known,
+                                     .keep_settings = keep_settings };
     struct rewinding r = { .m = m };
     take_members(&r);
-    rewind_turn_begin(&r.turn, r.count, step, known);
+    rewind_turn_begin(&r.turn, r.count, &ask);
     const int s = run(&r, e);
     return s == SHD_EGONE && lacks_one(&r) ? SHD_ESTEP : s;
 }
@@ -216,7 +220,7 @@ int rewind_once(struct shd_model *m, uint64_t step, struct shd_err *e)
         if (s == SHD_OK && rewind_seen(m, NULL) != SHD_OK)
             return SHD_OK;
         if (s == SHD_OK)
-            s = rewind_owners(m, step, m->map->rewound, e);
+            s = rewind_owners(m, step, m->map->rewound, /* keep_settings= */ true, e);
     }
     return s;
 }

@@ -31,12 +31,15 @@ bool rewind_since(const struct shd_model *m, const struct rewind_mark *asked);
 int rewind_together(struct shd_model *m, bool *ret_apart, struct shd_err *e);
 
 /* Have all owners go back to their snapshot of `step`. known: the attempt that began with the last
- * rewind. Errors: SHD_ENOENT there is none at all of them; SHD_ESTEP another session has rewound it
- * since, or does; SHD_EBUSY, SHD_ENOTSUP. */
-int rewind_owners(struct shd_model *m, uint64_t step, uint64_t known, struct shd_err *e);
+ * rewind. keep_settings: those of after the snapshot stay, from the same steps on. Errors:
+ * SHD_ENOENT there is none at all of them; SHD_ESTEP another session has rewound it since, or does;
+ * SHD_EBUSY, SHD_ENOTSUP; SHD_ERANGE no room for the settings. */
+int rewind_owners(struct shd_model *m, uint64_t step, uint64_t known, bool keep_settings,
+                  struct shd_err *e);
 
-/* The same, but for who goes back because of what it has seen: where anybody has gone back since
- * this worker knows, that is it. Errors: as above; while others are at it, it tries again. */
+/* The same with them, but for who goes back because of what it has seen: where anybody has gone
+ * back since this worker knows, that is it. Errors: as above; while others are at it, it tries
+ * again. */
 int rewind_once(struct shd_model *m, uint64_t step, struct shd_err *e);
 
 /* Keep the open step, or one soon after. */

@@ -38,10 +38,10 @@ static void ask(struct rewind_turn *t, enum wire_rewind_what what, uint32_t from
     t->answers = 0;
 }
 
-void rewind_turn_begin(struct rewind_turn *t, uint32_t owners, uint64_t step, uint64_t known)
+void rewind_turn_begin(struct rewind_turn *t, uint32_t owners, const struct wire_rewind *what)
 {
     CHECK(owners > 0);
-    *t = (struct rewind_turn){ .owners = owners, .ask = { .step = step, .attempt = known } };
+    *t = (struct rewind_turn){ .owners = owners, .ask = *what };
     ask(t, WIRE_REWIND_HOLD, 0, 1);
 }
 

@@ -46,8 +46,8 @@ struct rewind_turn {
     struct wire_rewound last;    /* the last answer */
 };
 
-/* Go back to `step`, from what is known of rewinds before. */
-void rewind_turn_begin(struct rewind_turn *t, uint32_t owners, uint64_t step, uint64_t known);
+/* Go back to what->step, from what is known of rewinds before: what->attempt. */
+void rewind_turn_begin(struct rewind_turn *t, uint32_t owners, const struct wire_rewind *what);
 
 /* Have all owners go along with one that was begun. */
 void rewind_turn_follow(struct rewind_turn *t, uint32_t owners, struct rewind_seen rewind);

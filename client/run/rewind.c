@@ -105,7 +105,7 @@ static int rewind_members(struct shd_model *m, uint64_t to, struct shd_err *e)
         if (r == SHD_OK)
             r = rejoin_look(m, /* opening= */ NULL, &any, e);
         if (r == SHD_OK)
-            r = rewind_owners(m, to, known, e);
+            r = rewind_owners(m, to, known, /* keep_settings= */ false, e);
     }
     return r;
 }

@@ -9,6 +9,9 @@ struct ledger_rewind {
     uint64_t step, attempt; /* of the one that is under way: where it goes, what begins with it */
     uint64_t consent;       /* of `held`, by owner 0's clock */
     uint64_t last_step;     /* as the next, of the last one that is done */
+    uint64_t keep_settings; /* of `held`: those that were given since stay, too: */
+    uint64_t kept_attempt;  /* which `attempt` has them in the place of the snapshot's, and */
+    uint64_t kept_given;    /* `given` of the settings then, whose place has them */
     /* Written before anything is overwritten; the snapshot of `step` is copied back until it is 0
      * again, by this process or a successor. */
     _Alignas(64) _Atomic uint64_t under_way;

@@ -91,6 +91,7 @@ void step_rewind_hold(struct ledger *l, const struct rewind_ask *ask)
 {
     struct ledger_rewind *r = l->rewind;
     r->consent = ask->consent;
+    r->keep_settings = ask->keep_settings;
     atomic_store_explicit(&r->held, ask->step + 1, memory_order_release);
     FAIL_POINT("rewind:held");
 }
@@ -116,7 +117,30 @@ bool step_rewind_followed(const struct ledger *l, uint64_t attempt)
     return atomic_load(&l->rewind->last) >= attempt;
 }
 
-int step_rewind(struct step *s, uint64_t step, uint64_t attempt, struct shd_err *e)
+/* Into the place that does not count yet. */
+static int keep_settings(const struct step *s, uint64_t step, uint64_t attempt,
+                         const struct rewind_more *more, struct shd_err *e)
+{
+    struct ledger_rewind *r = s->ledger.rewind;
+    struct ledger_settings *l = s->ledger.settings;
+    r->kept_attempt = 0;
+    if (r->keep_settings == 0 || l == NULL)
+        return SHD_OK;
+    const uint64_t given = atomic_load_explicit(&l->given, memory_order_relaxed);
+    struct settings_kept kept = more->kept;
+    if (!settings_keep(&l->kept[given & 1], step, &kept))
+        return err_set(e, SHD_ERANGE,
+                       "what was set since step %" PRIu64 " is more than the %u changes that can "
+                       "wait for their steps: `shardctl set` KEY=now gives up what waits",
+                       step, SETTINGS_WAITS_MAX);
+    l->kept[(given + 1) & 1] = kept;
+    r->kept_given = given + 1;
+    r->kept_attempt = attempt;
+    return SHD_OK;
+}
+
+int step_rewind(struct step *s, uint64_t step, uint64_t attempt, const struct rewind_more *more,
+                struct shd_err *e)
 {
     struct ledger_rewind *r = s->ledger.rewind;
     if (r == NULL)
@@ -134,6 +158,9 @@ int step_rewind(struct step *s, uint64_t step, uint64_t attempt, struct shd_err 
                        "rewind to step %" PRIu64 " that begins attempt %" PRIu64
                        ", the present one of step %" PRIu64 " is %" PRIu64,
                        step, next, s->now, step_attempt(s));
+    const int status = keep_settings(s, step, next, more, e);
+    if (status != SHD_OK)
+        return status;
     r->step = step;
     r->attempt = next;
     step_guard_back(s, step); /* once more where this process is killed before the next word */
@@ -193,11 +220,14 @@ void step_rewind_start(struct ledger *l, const struct rewind_record *record,
 static void put_more(struct ledger *l, const struct rewind_record *record,
                      const struct rewind_more *more)
 {
+    const struct ledger_rewind *r = l->rewind;
     struct ledger_settings *settings = l->settings;
     struct ledger_set *old = l->set;
     if (old != NULL)
         old->kept[atomic_load_explicit(&old->given, memory_order_relaxed) & 1] = record->kept;
-    if (settings != NULL)
+    if (settings != NULL && r->kept_attempt == r->attempt)
+        atomic_store_explicit(&settings->given, r->kept_given, memory_order_release);
+    else if (settings != NULL)
         settings->kept[atomic_load_explicit(&settings->given, memory_order_relaxed) & 1] =
             more->kept;
     if (l->chosen != NULL)

@@ -55,8 +55,9 @@ void step_rewind_take(const struct step *s, struct rewind_record *ret_record,
  * rewind that is done ends what was held. */
 struct rewind_ask {
     uint64_t step;
-    uint64_t attempt; /* that began with the last rewind the session knows of; 0: none */
-    uint64_t consent; /* of the hold at owner 0, by its clock; 0: to owner 0, which says when */
+    uint64_t attempt;   /* that began with the last rewind the session knows of; 0: none */
+    uint64_t consent;   /* of the hold at owner 0, by its clock; 0: to owner 0, which says when */
+    bool keep_settings; /* those that are given after the snapshot stay (settings_keep()) */
 };
 
 /* What a guard's windows have of single units, beside that: bytes of it, as it is at the open step,
@@ -84,10 +85,13 @@ uint64_t step_rewind_last(const struct ledger *l, uint64_t *ret_step);
 /* Has this owner gone along with the rewind that this attempt began with? */
 bool step_rewind_followed(const struct ledger *l, uint64_t attempt);
 
-/* Begin: attempt 0 is owner 0's word, which chooses one; else it has chosen this one. SHD_OK: it is
- * under way. SHD_PENDING: an update runs, ask again. Errors: SHD_ENOTSUP a ledger of an older
- * version; SHD_ESTEP the model is not that far; SHD_ERANGE an attempt that cannot be. */
-int step_rewind(struct step *s, uint64_t step, uint64_t attempt, struct shd_err *e);
+/* Begin: attempt 0 is owner 0's word, which chooses one; else it has chosen this one. more: the
+ * snapshot's, for settings that stay; may be NULL where rewind_more_bytes() is 0: none do. SHD_OK:
+ * it is under way. SHD_PENDING: an update runs, ask again. Errors: SHD_ENOTSUP a ledger of an older
+ * version; SHD_ESTEP the model is not that far; SHD_ERANGE an attempt that cannot be, or settings
+ * without room. */
+int step_rewind(struct step *s, uint64_t step, uint64_t attempt, const struct rewind_more *more,
+                struct shd_err *e);
 
 /* Give up what the open step has; as step_put_clear(). */
 int step_rewind_drop(struct step *s, struct step_actions *ret_actions);

@@ -53,6 +53,8 @@ int step_set(struct step *s, const struct settings *change, uint64_t at, uint64_
     const int r = settings_give(kept != NULL ? kept : &none, change, &when, &after, ret_from, e);
     if (r != SHD_OK)
         return r;
+    if (s->ledger.settings == NULL) /* one that has room for what waits alone */
+        settings_settle(&after, when.open);
     ledger_rewind_renew(s->ledger.rewind);
     return ledger_settings_keep(&s->ledger, &after, e);
 }

@@ -217,7 +217,7 @@ static int begin(struct op *op, uint64_t attempt)
     r->model = m;
     r->step = step;
     r->from = step_collecting(m->core);
-    const int status = step_rewind(m->core, step, attempt, &op->err);
+    const int status = step_rewind(m->core, step, attempt, snapshot_more(m, step), &op->err);
     if (status != SHD_OK) {
         free(r);
         return status == SHD_PENDING ? busy(op) : status;
@@ -273,7 +273,7 @@ static int others(struct op *op)
 static struct rewind_ask asked(const struct op *op)
 {
     const struct wire_rewind *req = &op->req.rewind;
-    return (struct rewind_ask){ req->step, req->attempt, req->consent };
+    return (struct rewind_ask){ req->step, req->attempt, req->consent, req->keep_settings };
 }
 
 /* Owner 0 may be another one the next time, on a host that has run for less long. */

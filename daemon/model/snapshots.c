@@ -149,6 +149,12 @@ const void *snapshot_state(const struct model *m, uint64_t step)
     return memory_of(m, step) + state_at(m);
 }
 
+const struct rewind_more *snapshot_more(const struct model *m, uint64_t step)
+{
+    return rewind_more_bytes(m->ledger) > 0 ? (const void *)(memory_of(m, step) + more_at(m))
+                                            : NULL;
+}
+
 /* -- Giving up ----------------------------------------------------------------------------------
  */
 
@@ -234,9 +240,7 @@ bool snapshot_lend(struct model *m, uint64_t step, struct snapshot_lent *ret_len
     s->set.items[item].lent++;
     *ret_lent = (struct snapshot_lent){ .snapshot = &s->set.items[item],
                                         .record = &head_of(s, item)->record,
-                                        .more = rewind_more_bytes(m->ledger) > 0
-                                                    ? (const void *)(base + more_at(m))
-                                                    : NULL,
+                                        .more = snapshot_more(m, step),
                                         .updates = head_of(s, item)->updates,
                                         .blob = base + blob_at(m),
                                         .state = base + state_at(m) };

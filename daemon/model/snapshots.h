@@ -26,6 +26,7 @@ struct kern;
 struct model;
 struct op;
 struct rewind;
+struct rewind_more;
 struct rewind_record;
 struct snapshots;
 
@@ -51,6 +52,7 @@ void snapshots_free(struct model *m);
 struct rewind **snapshots_rewind(struct model *m);
 const void *snapshot_state(const struct model *m, uint64_t step);
 uint64_t snapshot_state_bytes(const struct model *m);
+const struct rewind_more *snapshot_more(const struct model *m, uint64_t step);
 void snapshot_rewound(struct model *m, uint64_t step);
 
 /* For fork.h: the snapshot of a step is lent. Until it is given back its memory stays where it is,

@@ -385,8 +385,7 @@ static bool any_waits_for(const struct settings_kept *kept, uint64_t step)
     return false;
 }
 
-/* What waits and is in force at `step`, and no earlier one is asked for, is what is. */
-static void settle(struct settings_kept *kept, uint64_t step)
+void settings_settle(struct settings_kept *kept, uint64_t step)
 {
     struct settings now;
     uint64_t since[SETTINGS_MAX], over = 0;
@@ -424,13 +423,15 @@ static bool wait_for(struct settings_kept *kept, const struct settings_wait *wai
     return true;
 }
 
-/* `from` 0: whatever it waits for. */
-static void give_up(struct settings_kept *kept, uint64_t index, uint64_t from)
+/* at 0: whatever it waits for; what is in force at the open step waits no more. */
+static void give_up(struct settings_kept *kept, uint64_t index, const struct settings_when *when)
 {
     uint64_t left = 0;
-    for (uint64_t i = 0; i < kept->waiting; i++)
-        if (kept->waits[i].index != index || (from != 0 && kept->waits[i].from != from))
-            kept->waits[left++] = kept->waits[i];
+    for (uint64_t i = 0; i < kept->waiting; i++) {
+        const struct settings_wait *w = &kept->waits[i];
+        if (w->index != index || w->from <= when->open || (when->at != 0 && w->from != when->at))
+            kept->waits[left++] = *w;
+    }
     kept->waiting = left;
 }
 
@@ -449,22 +450,39 @@ static int err_early(const struct settings *change, uint64_t from, uint64_t earl
                    from, earliest);
 }
 
-static int put_change(struct settings_kept *kept, const struct settings *change, uint64_t from,
-                      uint64_t at, struct shd_err *e)
+/* False: there is no room. */
+static bool add_change(struct settings_kept *kept, const struct settings *change, uint64_t from,
+                       const struct settings_when *when)
 {
     bool room = true;
-    if (kept->now.count == 0) {
-        clear(&kept->now, change->count);
-        memset(kept->since, 0, change->count * sizeof *kept->since);
-    }
-    CHECK(kept->now.count == change->count);
     for (uint32_t i = 0; room && i < change->count; i++) {
         const double x = change->numbers[i];
         if (x == SETTINGS_STAY)
-            give_up(kept, i, at);
+            give_up(kept, i, when);
         else if (!isnan(x))
             room = wait_for(kept, &(struct settings_wait){ from, x, i });
     }
+    return room;
+}
+
+/* Changes that hold by now are known one by one for as long as there is room. */
+static int put_change(struct settings_kept *kept, const struct settings *change, uint64_t from,
+                      const struct settings_when *when, struct shd_err *e)
+{
+    struct settings_kept after = *kept;
+    if (after.now.count == 0) {
+        clear(&after.now, change->count);
+        memset(after.since, 0, change->count * sizeof *after.since);
+    }
+    CHECK(after.now.count == change->count);
+    bool room = add_change(&after, change, from, when);
+    if (!room) {
+        after = *kept;
+        settings_settle(&after, when->open);
+        room = add_change(&after, change, from, when);
+    }
+    if (room)
+        *kept = after;
     return room ? SHD_OK
                 : err_set(e, SHD_EBUSY,
                           "%u changes of one number each wait for their steps, and there is room "
@@ -496,8 +514,7 @@ int settings_give(const struct settings_kept *kept, const struct settings *chang
     if (from < earliest)
         return err_early(change, from, earliest, when, e);
     struct settings_kept after = *kept;
-    settle(&after, when->open);
-    const int r = put_change(&after, change, from, at, e);
+    const int r = put_change(&after, change, from, when, e);
     if (r != SHD_OK)
         return r;
     after.id = when->id;
@@ -531,9 +548,11 @@ static void compare_waits(const struct comparing *c, const struct settings_kept 
             compare_at(c, waits->waits[i].from, first);
 }
 
+/* The open step has its micro-batches. */
 static struct comparing comparing(const struct settings_kept *was, const struct settings_kept *kept,
-                                  uint32_t index, uint64_t from)
+                                  uint32_t index, uint64_t open)
 {
+    const uint64_t from = open + (index == setting_micros(settings_groups(was->now.count)));
     const bool known = !isnan(setting_get(&was->now, index)) && was->since[index] > from;
     return (struct comparing){ was, kept, index, known ? was->since[index] : from };
 }
@@ -559,5 +578,21 @@ bool settings_lacks(const struct settings_kept *was, const struct settings_kept 
             ret_change->numbers[i] = isnan(then) ? SETTINGS_BACK : then;
     }
     *ret_step = first;
+    return true;
+}
+
+bool settings_keep(const struct settings_kept *was, uint64_t from, struct settings_kept *kept)
+{
+    const struct settings_when when = { .open = from };
+    struct settings_kept all = *kept;
+    struct settings change;
+    struct shd_err ignored;
+    uint64_t step;
+    while (settings_lacks(was, &all, from, &change, &step))
+        if (put_change(&all, &change, step, &when, &ignored) != SHD_OK)
+            return false;
+    all.id = was->id;
+    all.id_from = was->id_from;
+    *kept = all;
     return true;
 }

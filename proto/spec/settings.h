@@ -103,7 +103,7 @@ struct settings_kept {
     struct settings now;
     uint64_t since[SETTINGS_MAX]; /* of each number of `now`: the step from which on it is so */
     uint64_t id, id_from; /* settings_when.id of the last change, and from which step on it is so */
-    uint64_t waiting;     /* changes of `now`, by ascending step: */
+    uint64_t waiting;     /* changes of `now`, by ascending step, also those that hold by now: */
     struct settings_wait waits[SETTINGS_WAITS_MAX];
 };
 
@@ -143,6 +143,9 @@ uint32_t settings_micro_batches(const struct settings_kept *kept, uint64_t step)
 bool settings_new(const struct settings *settings);
 bool settings_kept_new(const struct settings_kept *kept);
 
+/* What holds at `step` is `now`; no step before that is asked for any more. */
+void settings_settle(struct settings_kept *kept, uint64_t step);
+
 struct settings_when {
     uint64_t open;     /* the first step without a decision: settings_at() is asked for it still */
     uint64_t earliest; /* the first step that is not about to be decided: open, or the next; of
@@ -160,11 +163,15 @@ int settings_give(const struct settings_kept *kept, const struct settings *chang
 
 /* A model has gone back, and has `kept`; before it had `was`. The first step, from `from` on, from
  * which on numbers are others than they were or were to be, and the change that makes them the same
- * again; given that, the next one is asked for. A number that was changed several times is only
- * known as it was last, and one that was not set any more not since when: of `from`. False: none is
+ * again; given that, the next one is asked for. Of changes that are `now` the last one is known
+ * alone, and of a number that was not set any more not since when: of `from`. False: none is
  * another. */
 bool settings_lacks(const struct settings_kept *was, const struct settings_kept *kept,
                     uint64_t from, struct settings *ret_change, uint64_t *ret_step);
+
+/* All of them at once, into *kept. False: more would wait than there is room for, and *kept is as
+ * it was. */
+bool settings_keep(const struct settings_kept *was, uint64_t from, struct settings_kept *kept);
 
 /* "clip_norm", "momentum.decay": buf[bytes] holds any where bytes is SETTING_NAME_BYTES. */
 #define SETTING_NAME_BYTES 160u

@@ -88,6 +88,7 @@ enum wire_level {
     WIRE_LEVEL_MOVES,  /* Move, Restore.beside */
     WIRE_LEVEL_TWINS,  /* what owner 0's replica is told: Prepared.unit_norms, Commit.recorded */
     WIRE_LEVEL_PAIRS,  /* that it is one: `twin`, `first` of Layout and Dropped */
+    WIRE_LEVEL_STAYS,  /* Rewind.keep_settings */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -343,6 +344,7 @@ struct wire_rewind {
     enum wire_rewind_what what;
     uint64_t attempt; /* FOLLOW: that began with it; else with the last that the sender knows of */
     uint64_t consent;
+    bool keep_settings; /* HOLD: those given since, too; not below WIRE_LEVEL_STAYS */
 };
 struct wire_pin {
     uint32_t model;

@@ -269,6 +269,7 @@ static const struct wire_field rewind_fields[] = {
     ROW(rewind, what, LIMITS(WIRE_REWIND_HOLD, WIRE_REWIND_FOLLOW), NEEDED_SINCE(RULES)),
     ROW(rewind, attempt, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
     ROW(rewind, consent, .form = WIRE_ANY, NEEDED_SINCE(RULES)),
+    ROW(rewind, keep_settings, .form = WIRE_ANY, SINCE(STAYS)),
 };
 static const struct wire_field pin_fields[] = {
     ROW(pin, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),

@@ -156,7 +156,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
     case WIRE_REWIND:
         return a->rewind.model == b->rewind.model && a->rewind.step == b->rewind.step &&
                a->rewind.what == b->rewind.what && a->rewind.attempt == b->rewind.attempt &&
-               a->rewind.consent == b->rewind.consent;
+               a->rewind.consent == b->rewind.consent &&
+               a->rewind.keep_settings == b->rewind.keep_settings;
     case WIRE_MOVE:
         return a->move.what == b->move.what && strcmp(a->move.name, b->move.name) == 0 &&
                strcmp(a->move.to, b->move.to) == 0 && strcmp(a->move.path, b->move.path) == 0 &&

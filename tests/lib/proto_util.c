@@ -461,7 +461,8 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                          random_u64(seed, 0, UINT64_MAX),
                                          (enum wire_rewind_what)random_u32(seed, 1, 3),
                                          random_u64(seed, 0, UINT64_MAX),
-                                         random_u64(seed, 0, UINT64_MAX) };
+                                         random_u64(seed, 0, UINT64_MAX),
+                                         test_random(seed) % 2 != 0 };
         break;
     case WIRE_MOVE:
         q.move = (struct wire_move){ .what = (enum wire_move_what)random_u32(seed, 1, 3),

@@ -3,9 +3,11 @@
 #include "tests/sim/sim_back.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "daemon/core/ledger_rewind.h"
+#include "daemon/core/ledger_set.h"
 #include "tests/sim/sim.h"
 #include "tests/sim/sim_guest.h"
 
@@ -51,6 +53,32 @@ static void decided(struct sim *s, uint64_t step, uint64_t attempt)
     sim_note(s, "goes back", 0, SIM_NOBODY, step, 0, 0);
 }
 
+/* The snapshot's, and what was given since where that is to stay. A change that is asked for may be
+ * one of those. */
+static void settings_went(struct sim *s, struct sim_daemon *d, const struct sim_snapshot *snapshot)
+{
+    const struct ledger_rewind *r = d->ledger.rewind;
+    struct settings_kept room, want = snapshot->more.kept;
+    const struct settings_kept *are = ledger_settings(&d->ledger, &room);
+    const bool stay = r->kept_attempt == atomic_load(&r->last);
+    const bool known = settings_keep(&s->setter.kept, r->last_step, &want);
+    struct settings x, y;
+    for (uint64_t step = r->last_step; stay && known && !s->setter.asking && step < SIM_STEPS;
+         step++) {
+        settings_at(are, step, &x, NULL);
+        settings_at(&want, step, &y, NULL);
+        for (uint32_t i = 0; i < x.count || i < y.count; i++)
+            if (!(setting_get(&x, i) == setting_get(&y, i) ||
+                  (isnan(setting_get(&x, i)) && isnan(setting_get(&y, i)))))
+                sim_broken(s, "P3", 0, SIM_NOBODY,
+                           "went back to step %" PRIu64 ", and of step %" PRIu64 " setting %" PRIu32
+                           " is %g, which was %g",
+                           r->last_step, step, i, setting_get(&x, i), setting_get(&y, i));
+    }
+    s->setter.kept = stay ? *are : snapshot->more.kept;
+    s->setter.asking = false;
+}
+
 /* It has gone along: with the rewind that was decided, and no other. */
 static void went(struct sim *s, struct sim_daemon *d, const struct sim_snapshot *snapshot)
 {
@@ -66,10 +94,8 @@ static void went(struct sim *s, struct sim_daemon *d, const struct sim_snapshot 
     d->commits_seen = gone->step;
     d->credited_round = 0;
     memset(d->credited, 0, sizeof d->credited);
-    if (owner > 0)
-        return;
-    s->setter.kept = snapshot->more.kept;
-    s->setter.asking = false;
+    if (owner == 0)
+        settings_went(s, d, snapshot);
 }
 
 void sim_back_check_end(struct sim *s, const struct sim_daemon *d)
@@ -273,7 +299,8 @@ static int begin(struct sim *s, struct sim_daemon *d, uint64_t step, uint64_t at
 {
     struct shd_err e = { 0 };
     const uint32_t owner = sim_daemon_index(s, d);
-    const int r = step_rewind(d->core, step, attempt, &e);
+    const uint32_t item = snapshot_set_find(&d->back.set, step);
+    const int r = step_rewind(d->core, step, attempt, &d->back.snapshots[item].more, &e);
     if (r == SHD_PENDING)
         return SHD_EBUSY;
     if (r != SHD_OK)
@@ -287,7 +314,7 @@ static int begin(struct sim *s, struct sim_daemon *d, uint64_t step, uint64_t at
 
 static int answer(struct sim *s, struct sim_daemon *d, const struct wire_rewind *q)
 {
-    struct rewind_ask ask = { q->step, q->attempt, q->consent };
+    struct rewind_ask ask = { q->step, q->attempt, q->consent, q->keep_settings };
     const bool has = snapshot_set_find(&d->back.set, q->step) != SNAPSHOT_NO_ITEM;
     switch (q->what) {
     case WIRE_REWIND_HOLD:

@@ -287,7 +287,7 @@ plant(daemon/core/step.c [[return &s->ledger.cell[(size_t)unit * s->returns.most
     return &s->ledger.cell[(size_t)unit * (SIM_BUG(56) ? s->returns.now : s->returns.most) + micro];]])
 
 # Rewinds: rounds come again (60); what was let go on later stays so (61); nothing is under way any more before
-# the words of the step are there (62); settings stay as they were later (69).
+# the words of the step are there (62); settings stay as they were later (69), or do not where they are to (98).
 plant(daemon/core/step_rewind.c [[resets = r->attempt - 1;]] [[resets = SIM_BUG(60) ? ledger_resets(l) : r->attempt - 1;]])
 plant(daemon/core/step_rewind.c [[go_on < step ? go_on : step]] [[go_on < step || SIM_BUG(61) ? go_on : step]])
 plant(daemon/core/step_rewind.c [[
@@ -298,10 +298,13 @@ plant(daemon/core/step_rewind.c [[
     for (uint32_t u = 0; u < h->units; u++) {
         struct ledger_unit *unit]])
 plant(daemon/core/step_rewind.c [[
-    if (settings != NULL)
+    else if (settings != NULL)
         settings->kept[atomic_load_explicit(]] [[
-    if (settings != NULL && !SIM_BUG(69))
+    else if (settings != NULL && !SIM_BUG(69))
         settings->kept[atomic_load_explicit(]])
+plant(daemon/core/step_rewind.c [[
+    l->kept[(given + 1) & 1] = kept;]] [[
+    l->kept[(given + 1) & 1] = SIM_BUG(98) ? more->kept : kept;]])
 
 # A snapshot that is held goes (63), later ones stay behind a rewind (64).
 plant(daemon/core/snapshot_set.c [[|| item->step + 1 == held)]] [[|| (item->step + 1 == held && !SIM_BUG(63)))]])

@@ -93,6 +93,15 @@ static void kept(struct sim *s, struct sim_guest *g, bool timer)
         keep(s, g);
 }
 
+/* Every other one keeps what was set since. */
+static void begin_turn(const struct sim *s, struct rewind_turn *t, uint64_t step, uint64_t known)
+{
+    const struct wire_rewind ask = { .step = step,
+                                     .attempt = known,
+                                     .keep_settings = (step + s->era) % 2 == 0 };
+    rewind_turn_begin(t, s->config.daemons, &ask);
+}
+
 static void ask_turn(struct sim *s, struct sim_guest *g)
 {
     uint32_t from, end;
@@ -125,7 +134,7 @@ static void go(struct sim *s, struct sim_guest *g)
     if (apart)
         rewind_turn_follow(&g->turn, s->config.daemons, seen);
     else
-        rewind_turn_begin(&g->turn, s->config.daemons, g->step, seen.attempt);
+        begin_turn(s, &g->turn, g->step, seen.attempt);
     ask_turn(s, g);
 }
 
@@ -318,7 +327,7 @@ bool sim_return_look(struct sim *s, struct sim_worker *w)
     w->returning.wanted = false;
     if (!s->daemon[0].alive || set->items[item].state != SNAPSHOT_READY)
         return false;
-    rewind_turn_begin(&w->returning.turn, s->config.daemons, set->items[item].step, seen.attempt);
+    begin_turn(s, &w->returning.turn, set->items[item].step, seen.attempt);
     begin(s, w, /* asks= */ true);
     return true;
 }

@@ -407,6 +407,11 @@ TEST(settings_that_do_not_go_back_are_found)
     expect_found_back(69, "calm", "P1 P3");
 }
 
+TEST(settings_that_are_to_stay_and_do_not_are_found)
+{
+    expect_found_back(98, "calm", "P3");
+}
+
 TEST(rewind_taken_for_known_is_found)
 {
     expect_found_back(71, "daemons", "P1 P2 P3 P4");

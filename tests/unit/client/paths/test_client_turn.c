@@ -1065,12 +1065,13 @@ TEST(owners_hold_a_snapshot_before_owner_0_goes_back_and_all_follow)
     const struct wire_rewound held = { .consent = 77 }, other = { .consent = 5 },
                               went = { .step = 4, .attempt = 9, .consent = 77 }, not_yet = { 0 };
     uint32_t from, end;
-    rewind_turn_begin(&t, 3, 4, 2);
+    const struct wire_rewind to = { .step = 4, .attempt = 2, .keep_settings = true };
+    rewind_turn_begin(&t, 3, &to);
     expect_asked(&t, WIRE_REWIND_HOLD, 0, 0);
     EXPECT_EQ(t.ask.attempt, 2);
     EXPECT_OK(rewind_turn_answered(&t, 0, &held, &e), &e);
     expect_asked(&t, WIRE_REWIND_HOLD, 1, 2);
-    EXPECT_EQ(t.ask.consent, 77);
+    EXPECT(t.ask.consent == 77 && t.ask.keep_settings);
     EXPECT_OK(rewind_turn_answered(&t, 2, &other, &e), &e);
     EXPECT_OK(rewind_turn_answered(&t, 1, &other, &e), &e);
     expect_asked(&t, WIRE_REWIND_GO, 0, 0);
@@ -1082,7 +1083,7 @@ TEST(owners_hold_a_snapshot_before_owner_0_goes_back_and_all_follow)
     for (uint32_t i = 0; i < 3; i++)
         EXPECT_OK(rewind_turn_answered(&t, i, &went, &e), &e);
     EXPECT(!rewind_turn_next(&t, &from, &end));
-    rewind_turn_begin(&t, 1, 4, 0); /* there are no others */
+    rewind_turn_begin(&t, 1, &to); /* there are no others */
     EXPECT_OK(rewind_turn_answered(&t, 0, &held, &e), &e);
     expect_asked(&t, WIRE_REWIND_GO, 0, 0);
 }

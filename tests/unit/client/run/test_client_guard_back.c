@@ -1,6 +1,7 @@
 /* A rule with the action "rewind": the model goes back to a snapshot, once, and its step is not
  * counted. Who leaves the batch out then ends in the bits of a run that never had it; who has it
- * again sees it skipped. So for any number of owners and workers, and whatever is killed. */
+ * again sees it skipped. What is set behind the snapshot stays, from its step on. So for any number
+ * of owners and workers, and whatever is killed. */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -15,6 +16,7 @@
 #define STEPS 10u
 #define BAD   7u /* the batch that is planted, and the step that trains on it first */
 #define KEPT  4u /* the step that a snapshot is made of */
+#define SET   6u /* from this one on something is set, behind the snapshot */
 
 /* guard NULL: none. */
 static const char *spec(const char *guard)
@@ -71,6 +73,14 @@ static int train(shd_model *m, bool without, const uint32_t *micros, uint32_t co
     return shd_run_step(m, micros, count, &compute, &update, ret_result, e);
 }
 
+static void set_behind(shd_model *m)
+{
+    struct shd_err e = { 0 };
+    uint64_t from = 0;
+    EXPECT_OK(shd_model_set(m, "lr_scale=0.5", SET, &from, &e), &e);
+    EXPECT_EQ(from, SET);
+}
+
 /* skips: the batch is there, and its step is skipped; else it never was. Of a run in this process,
  * by another rule. */
 static void reference(bool skips, char ret_hex[65])
@@ -79,6 +89,7 @@ static void reference(bool skips, char ret_hex[65])
     shd_session *s;
     EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
     shd_model *m = open_toy(s, spec(skips ? "{\"norm_above\": 1000}" : NULL));
+    set_behind(m);
     while (shd_step(m) < STEPS)
         EXPECT_OK(train(m, !skips, toy_all_micros, TOY_MICROS, NULL, &e), &e);
     digest_of(m, ret_hex);
@@ -154,6 +165,7 @@ static void go_back_with(int owners, bool two, bool leaves_out, const char *want
     train_to_the_snapshot(m, toy_all_micros, TOY_MICROS);
     EXPECT_OK(shd_snapshot(m, &step, &e), &e);
     EXPECT_EQ(step, KEPT);
+    set_behind(m);
     const pid_t pid = two ? other_worker(leaves_out) : 0;
     const struct seen seen = train_to_end(m, leaves_out, toy_all_micros, two ? 2 : TOY_MICROS);
     EXPECT(seen.rewound == 1 && seen.guard_step == BAD + 1);
@@ -217,6 +229,7 @@ TEST(a_worker_that_is_killed_leaves_it_to_the_next)
         shd_model *m = open_toy(s, spec(BACK));
         train_to_the_snapshot(m, toy_all_micros, TOY_MICROS);
         EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+        set_behind(m);
         const pid_t pid = worker_that_dies(fails[i]);
         EXPECT(waitpid(pid, &status, 0) == pid);
         EXPECT(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
@@ -254,6 +267,7 @@ TEST(owners_that_are_killed_go_back_once)
         shd_model *m = open_toy(s, spec(BACK));
         train_to_the_snapshot(m, toy_all_micros, TOY_MICROS);
         EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+        set_behind(m);
         const struct seen seen = train_to_end(m, leaves_out, toy_all_micros, TOY_MICROS);
         EXPECT(seen.rewound == 1 && seen.guard_step == BAD + 1);
         EXPECT_EQ(seen.skipped, !leaves_out);
@@ -289,6 +303,7 @@ TEST(without_a_snapshot_it_stops_and_says_why)
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, spec(BACK));
+    set_behind(m);
     expect_stopped(m, "there is no snapshot up to step 7 that all owners have");
     EXPECT_OK(shd_snapshot(m, &step, &e), &e); /* one of the step behind it is none */
     EXPECT_EQ(step, BAD + 1);

@@ -2,14 +2,20 @@
  * kernels finish in any order. What each (step, unit) summed is recorded and compared with what it
  * must be: every micro-batch that took part exactly once, in ascending order. Then the same with
  * the core thrown away at every event and every fail point, and a new one on the ledger. */
+#include <math.h>
+#include <stdatomic.h>
+
 #include "daemon/core/ledger.h"
 #include "daemon/core/ledger_back.h"
+#include "daemon/core/ledger_rewind.h"
+#include "daemon/core/ledger_set.h"
 #include "daemon/core/step.h"
 #include "daemon/core/step_commit.h"
 #include "daemon/core/step_guard.h"
 #include "daemon/core/step_init.h"
 #include "daemon/core/step_put.h"
 #include "daemon/core/step_rewind.h"
+#include "daemon/core/step_set.h"
 #include "proto/base/check.h"
 #include "proto/spec/guard.h"
 #include "tests/lib/test.h"
@@ -635,9 +641,10 @@ TEST(what_was_given_up_is_told_by_its_attempt)
         finish_all(&sh);
     }
     const uint64_t before = step_attempt(sh.core);
-    EXPECT_STATUS(step_rewind(sh.core, 5, 0, &e), SHD_ESTEP);
-    EXPECT_STATUS(step_rewind(sh.core, 2, before + 2, &e), SHD_ERANGE); /* its round was there */
-    EXPECT_OK(step_rewind(sh.core, 2, 0, &e), &e);
+    EXPECT_STATUS(step_rewind(sh.core, 5, 0, NULL, &e), SHD_ESTEP);
+    EXPECT_STATUS(step_rewind(sh.core, 2, before + 2, NULL, &e),
+                  SHD_ERANGE); /* its round was there */
+    EXPECT_OK(step_rewind(sh.core, 2, 0, &more, &e), &e);
     EXPECT_OK(step_rewind_drop(sh.core, &actions), &e);
     step_rewind_done(&sh.ledger, &record, &more, updates, blob);
     sh.core = step_init(sh.memory, &sh.ledger, NULL);
@@ -651,18 +658,128 @@ TEST(what_was_given_up_is_told_by_its_attempt)
     shell_deinit(&sh);
 }
 
-/* -- A guard that goes back -------------------------------------------------------------------- */
+/* -- Settings through a rewind ----------------------------------------------------------------- */
 
-static const struct guard going_back = {
-    .count = 1,
-    .rules = { { .what = GUARD_NORM_ABOVE, .stop = true, .rewind = true, .threshold = 10 } }
-};
+/* clip_norm, of a model of one group. */
+static void set_clip(struct shell *sh, double to, uint64_t from)
+{
+    struct settings change = { .count = settings_count(1) };
+    uint64_t at;
+    struct shd_err e;
+    for (uint32_t i = 0; i < change.count; i++)
+        change.numbers[i] = (double)NAN;
+    change.numbers[SETTINGS_CLIP_NORM] = to;
+    EXPECT_OK(step_set(sh->core, &change, from, 0, &at, &e), &e);
+    EXPECT_EQ(at, from);
+}
+
+static double clip_at(const struct shell *sh, uint64_t step)
+{
+    struct settings s;
+    step_settings(sh->core, step, &s);
+    return s.count > 0 ? setting_get(&s, SETTINGS_CLIP_NORM) : (double)NAN;
+}
 
 struct kept_step { /* to go back to */
     struct rewind_record record;
     struct rewind_more more;
     uint64_t updates[2];
     uint8_t *blob; /* [LEDGER_BLOB_BYTES] */
+};
+
+static void keep_step(struct shell *sh, struct kept_step *ret_kept)
+{
+    step_rewind_take(sh->core, &ret_kept->record, &ret_kept->more, ret_kept->updates,
+                     ret_kept->blob);
+}
+
+/* times: as often as it is killed right before the last word of it, and once. */
+static void go_back_to(struct shell *sh, const struct kept_step *to, bool keep_settings, int times)
+{
+    const struct rewind_ask ask = { .step = to->record.step, .keep_settings = keep_settings };
+    struct step_actions actions;
+    struct shd_err e;
+    step_rewind_hold(&sh->ledger, &ask);
+    EXPECT_OK(step_rewind(sh->core, to->record.step, 0, &to->more, &e), &e);
+    EXPECT_OK(step_rewind_drop(sh->core, &actions), &e);
+    for (int i = 0; i < times; i++) {
+        step_rewind_done(&sh->ledger, &to->record, &to->more, to->updates, to->blob);
+        if (i + 1 < times)
+            atomic_store(&sh->ledger.rewind->under_way, 1);
+    }
+    sh->core = step_init(sh->memory, &sh->ledger, NULL);
+    sh->sealed = sh->opened = (uint32_t)to->record.step;
+    for (uint32_t u = 0; u < sh->units; u++)
+        sh->version[u] = to->record.step;
+}
+
+TEST(what_was_set_behind_a_snapshot_stays_where_that_is_asked_for)
+{
+    static struct shell sh;
+    struct kept_step to = { .blob = malloc(LEDGER_BLOB_BYTES) };
+    struct shd_err e;
+    CHECK(to.blob != NULL);
+    shell_init(&sh, 1, 1, 1);
+    set_clip(&sh, 1, 1);
+    keep_step(&sh, &to);
+    set_clip(&sh, 2, 3);
+    for (uint64_t step = 0; step < 4; step++) {
+        struct decision d;
+        random_step(&sh, step);
+        EXPECT_OK(commit(&sh, step, /* skip= */ false, &d), &e);
+        finish_all(&sh);
+    }
+    set_clip(&sh, 2.5, 5); /* what is set is that of step 4 by then */
+    for (int times = 1; times <= 3; times++) {
+        go_back_to(&sh, &to, /* keep_settings= */ true, times);
+        EXPECT(clip_at(&sh, 2) == 1 && clip_at(&sh, 3) == 2);
+        set_clip(&sh, 2 + times, 5); /* also what was set since then */
+    }
+    go_back_to(&sh, &to, /* keep_settings= */ true, 2);
+    EXPECT(clip_at(&sh, 3) == 2 && clip_at(&sh, 5) == 5);
+    set_clip(&sh, 6, 6);
+    go_back_to(&sh, &to, /* keep_settings= */ false, 2);
+    EXPECT(clip_at(&sh, 2) == 1 && clip_at(&sh, 6) == 1);
+    /* One that was killed before its word has done nothing, whatever it had written. */
+    set_clip(&sh, 7, 7);
+    step_rewind_hold(&sh.ledger, &(struct rewind_ask){ .step = 0, .keep_settings = true });
+    EXPECT_OK(step_rewind(sh.core, 0, 0, &to.more, &e), &e);
+    atomic_store(&sh.ledger.rewind->under_way, 0);
+    EXPECT(clip_at(&sh, 7) == 7);
+    go_back_to(&sh, &to, /* keep_settings= */ false, 1);
+    EXPECT(clip_at(&sh, 7) == 1);
+    free(to.blob);
+    shell_deinit(&sh);
+}
+
+TEST(settings_without_room_refuse_a_rewind_that_is_to_keep_them)
+{
+    static struct shell sh;
+    struct kept_step to = { .blob = malloc(LEDGER_BLOB_BYTES) };
+    struct shd_err e = { 0 };
+    CHECK(to.blob != NULL);
+    shell_init(&sh, 1, 1, 1);
+    keep_step(&sh, &to);
+    for (uint64_t i = 0; i < SETTINGS_WAITS_MAX; i++)
+        set_clip(&sh, i % 2 == 0 ? 1 : 2, 10 + i);
+    to.more.kept.now = sh.ledger.settings->kept[0].now;
+    to.more.kept.waiting = SETTINGS_WAITS_MAX; /* other ones */
+    for (uint64_t i = 0; i < SETTINGS_WAITS_MAX; i++)
+        to.more.kept.waits[i] = (struct settings_wait){ .from = 1000 + 2 * i,
+                                                        .value = i % 2 == 0 ? 1 : 2 };
+    step_rewind_hold(&sh.ledger, &(struct rewind_ask){ .step = 0, .keep_settings = true });
+    EXPECT_STATUS(step_rewind(sh.core, 0, 0, &to.more, &e), SHD_ERANGE);
+    EXPECT_HAS(e.text, "is more than the 384 changes that can wait for their steps");
+    EXPECT(!ledger_rewinding(&sh.ledger, &(uint64_t){ 0 }) && clip_at(&sh, 10) == 1);
+    free(to.blob);
+    shell_deinit(&sh);
+}
+
+/* -- A guard that goes back -------------------------------------------------------------------- */
+
+static const struct guard going_back = {
+    .count = 1,
+    .rules = { { .what = GUARD_NORM_ABOVE, .stop = true, .rewind = true, .threshold = 10 } }
 };
 
 static void begin_core(struct shell *sh)
@@ -707,19 +824,13 @@ static void go_back(struct shell *sh, const struct kept_step *to)
 {
     struct step_actions actions;
     struct shd_err e;
-    EXPECT_OK(step_rewind(sh->core, to->record.step, 0, &e), &e);
+    EXPECT_OK(step_rewind(sh->core, to->record.step, 0, &to->more, &e), &e);
     EXPECT_OK(step_rewind_drop(sh->core, &actions), &e);
     step_rewind_done(&sh->ledger, &to->record, &to->more, to->updates, to->blob);
     sh->sealed = sh->opened = (uint32_t)to->record.step;
     for (uint32_t u = 0; u < sh->units; u++)
         sh->version[u] = to->record.step;
     begin_core(sh);
-}
-
-static void keep_step(struct shell *sh, struct kept_step *ret_kept)
-{
-    step_rewind_take(sh->core, &ret_kept->record, &ret_kept->more, ret_kept->updates,
-                     ret_kept->blob);
 }
 
 /* Every step is above the limit: each is gone back for once, and skipped then; as many as there are

@@ -277,6 +277,15 @@ TEST(settings_of_the_step_after_a_prepared_one_are_not_mixed_into_it)
     spec_free(spec);
 }
 
+/* Changes that do not hold yet. */
+static uint64_t waits_at(const struct settings_kept *kept, uint64_t step)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < kept->waiting; i++)
+        count += kept->waits[i].from > step;
+    return count;
+}
+
 TEST(changes_for_several_steps_wait_and_are_given_up_by_name)
 {
     struct spec *spec = spec_of(ADAMW, GROUPS);
@@ -288,9 +297,9 @@ TEST(changes_for_several_steps_wait_and_are_given_up_by_name)
     EXPECT_EQ(give(spec, &kept, "lr_scale.decay=1", 6, 0), 6);
     EXPECT(isnan(scale_at(&kept, 5)) && scale_at(&kept, 6) == 1 && scale_at(&kept, 19) == 1);
     EXPECT(scale_at(&kept, 20) == 2 && scale_at(&kept, 30) == 3 && scale_at(&kept, 40) == 4);
-    EXPECT_EQ(kept.waiting, 5);
+    EXPECT_EQ(waits_at(&kept, 5), 5);
     EXPECT_EQ(give(spec, &kept, "lr_scale.decay=5", 7, 20), 20); /* in the place of the one there */
-    EXPECT_EQ(kept.waiting, 4);                                  /* that of step 6 holds */
+    EXPECT_EQ(waits_at(&kept, 7), 4);                            /* that of step 6 holds */
     EXPECT(scale_at(&kept, 20) == 5 && scale_at(&kept, 30) == 3);
     EXPECT_EQ(give(spec, &kept, "lr_scale.decay=now", 7, 30), 30); /* that of step 30 */
     EXPECT(scale_at(&kept, 20) == 5 && scale_at(&kept, 30) == 5 && scale_at(&kept, 40) == 4);
@@ -298,10 +307,10 @@ TEST(changes_for_several_steps_wait_and_are_given_up_by_name)
     EXPECT(setting_get(&s, SETTINGS_CLIP_NORM) == 1); /* another setting's stays */
     give(spec, &kept, "lr_scale.decay=now", 7, 0);    /* all of it */
     EXPECT(scale_at(&kept, 7) == 1 && scale_at(&kept, 99) == 1);
-    EXPECT_EQ(kept.waiting, 1);
+    EXPECT_EQ(waits_at(&kept, 7), 1);
     give(spec, &kept, "lr_scale=now betas=now clip_norm=now", 7,
          0); /* also what nothing waits of */
-    EXPECT_EQ(kept.waiting, 0);
+    EXPECT_EQ(waits_at(&kept, 7), 0);
     spec_free(spec);
 }
 
@@ -325,6 +334,18 @@ static int give_lacking(const struct settings_kept *was, struct settings_kept *k
     return n;
 }
 
+static void expect_same_at(const struct settings_kept *a, const struct settings_kept *b,
+                           uint64_t step)
+{
+    struct settings x, y;
+    settings_at(a, step, &x, NULL);
+    settings_at(b, step, &y, NULL);
+    for (uint32_t i = 0; i < SETTINGS_MAX; i++) {
+        const double u = setting_get(&x, i), v = setting_get(&y, i);
+        EXPECT(isnan(u) ? isnan(v) : u == v);
+    }
+}
+
 TEST(what_was_set_before_a_rewind_is_set_again_from_its_steps_on)
 {
     struct spec *spec = spec_of(ADAMW, GROUPS);
@@ -337,8 +358,16 @@ TEST(what_was_set_before_a_rewind_is_set_again_from_its_steps_on)
     give(spec, &was, "lr_scale.decay=2 clip_norm=now", 15, 0);
     give(spec, &was, "weight_decay.decay=spec", 16, 0);
     give(spec, &was, "beta1.decay=0.8", 17, 40);
-    struct settings_kept late = kept;
+    struct settings_kept late = kept, at_once = kept, each = kept;
+    EXPECT(settings_keep(&was, 10, &each));
+    for (uint64_t step = 10; step < 50; step++)
+        expect_same_at(&was, &each, step);
+    EXPECT(scale_at(&each, 11) == 1 && scale_at(&each, 12) == 0.5 && scale_at(&each, 15) == 2);
+    settings_settle(&was, 17); /* of lr_scale the last change is known */
     EXPECT_EQ(give_lacking(&was, &kept, 10, 10), 4);
+    EXPECT(settings_keep(&was, 10, &at_once));
+    for (uint64_t step = 10; step < 50; step++)
+        expect_same_at(&kept, &at_once, step);
     EXPECT(scale_at(&kept, 14) == 1 && scale_at(&kept, 15) == 2 && scale_at(&kept, 99) == 2);
     settings_at(&kept, 10, &s, NULL); /* since when is not known */
     EXPECT(isnan(number(&s, 0, SETTING_WEIGHT_DECAY)));
@@ -350,18 +379,6 @@ TEST(what_was_set_before_a_rewind_is_set_again_from_its_steps_on)
     EXPECT(scale_at(&late, 18) == 2);
     EXPECT_EQ(give_lacking(&was, &was, 10, 18), 0);
     spec_free(spec);
-}
-
-static void expect_same_at(const struct settings_kept *a, const struct settings_kept *b,
-                           uint64_t step)
-{
-    struct settings x, y;
-    settings_at(a, step, &x, NULL);
-    settings_at(b, step, &y, NULL);
-    for (uint32_t i = 0; i < SETTINGS_MAX; i++) {
-        const double u = setting_get(&x, i), v = setting_get(&y, i);
-        EXPECT(isnan(u) ? isnan(v) : u == v);
-    }
 }
 
 /* Whatever was set: from where it was on all is as it would have been. */
@@ -387,10 +404,35 @@ TEST(nothing_that_was_set_before_a_rewind_is_lost)
             give(spec, &kept[behind], changes[(x >> 33) % ARRAY_SIZE(changes)], open,
                  later > 0 ? open + 1 + 3 * later : 0);
         }
+        struct settings_kept at_once = kept[0], each = kept[0];
+        EXPECT(settings_keep(&kept[1], back, &each) && settings_kept_plausible(&each));
+        for (uint64_t step = back + 1; step < open + 20; step++)
+            expect_same_at(&kept[1], &each, step);
+        settings_settle(&kept[1], open); /* as where room was short */
         give_lacking(&kept[1], &kept[0], back, back);
-        for (uint64_t step = open + 1; step < open + 20; step++)
+        EXPECT(settings_keep(&kept[1], back, &at_once) && settings_kept_plausible(&at_once));
+        for (uint64_t step = back; step <= open; step++)
+            expect_same_at(&kept[0], &at_once, step);
+        for (uint64_t step = open + 1; step < open + 20; step++) {
             expect_same_at(&kept[1], &kept[0], step);
+            expect_same_at(&kept[1], &at_once, step);
+        }
     }
+    spec_free(spec);
+}
+
+/* The open step has its micro-batches; since when they are the spec's again is not known. */
+TEST(micro_batches_are_set_again_behind_the_step_that_a_rewind_opens)
+{
+    struct spec *spec = spec_of(ADAMW, GROUPS);
+    struct settings_kept kept = { 0 };
+    give(spec, &kept, "micro_batches=1 lr_scale.decay=2", 5, 0);
+    struct settings_kept was = kept;
+    give(spec, &was, "micro_batches=spec lr_scale.decay=spec", 12, 0);
+    settings_settle(&was, 14);
+    EXPECT(settings_keep(&was, 10, &kept));
+    EXPECT(settings_micro_batches(&kept, 10) == 1 && settings_micro_batches(&kept, 11) == 0);
+    EXPECT(isnan(scale_at(&kept, 10)));
     spec_free(spec);
 }
 
@@ -414,6 +456,22 @@ TEST(change_asked_again_by_its_id_is_the_same_one)
     spec_free(spec);
 }
 
+/* The same change, by its id, is there behind a rewind that keeps it. */
+TEST(change_that_is_kept_through_a_rewind_is_the_same_one)
+{
+    struct spec *spec = spec_of(ADAMW, GROUPS);
+    struct settings_kept was = { 0 }, kept = { 0 };
+    const struct settings change = change_of(spec, "lr_scale.decay=2");
+    const struct settings_when first = { 6, 6, 0, 77 }, again = { 4, 4, 0, 77 };
+    uint64_t from;
+    struct shd_err e = { 0 };
+    EXPECT_OK(settings_give(&was, &change, &first, &was, &from, &e), &e);
+    EXPECT(settings_keep(&was, 4, &kept));
+    EXPECT_OK(settings_give(&kept, &change, &again, &kept, &from, &e), &e);
+    EXPECT(from == 6 && kept.waiting == 1);
+    spec_free(spec);
+}
+
 TEST(no_more_changes_wait_than_there_is_room_for)
 {
     struct spec *spec = spec_of(ADAMW, GROUPS);
@@ -421,6 +479,10 @@ TEST(no_more_changes_wait_than_there_is_room_for)
     for (uint64_t i = 0; i < SETTINGS_WAITS_MAX; i++)
         EXPECT_EQ(give(spec, &kept, i % 2 == 0 ? "clip_norm=1" : "clip_norm=2", 5, 10 + i), 10 + i);
     expect_not_given(spec, &kept, "clip_norm=1", 5, 2000, SHD_EBUSY);
+    struct settings_kept was = kept, back = { 0 }; /* to step 4, from step 5, where one is set */
+    EXPECT_EQ(give(spec, &was, "clip_norm=1", 10, 2000), 2000);
+    EXPECT_EQ(was.waiting, SETTINGS_WAITS_MAX);
+    EXPECT(!settings_keep(&was, 4, &back) && back.waiting == 0 && back.now.count == 0);
     EXPECT_EQ(give(spec, &kept, "clip_norm=3", 5, 10), 10);      /* in one's place */
     EXPECT_EQ(give(spec, &kept, "clip_norm=1", 10, 2000), 2000); /* the first one holds by now */
     give(spec, &kept, "clip_norm=now", 10, 0);

@@ -19,7 +19,7 @@ static const uint32_t fields_of_level[] = {
     [WIRE_LEVEL_RINGS] = 3,  [WIRE_LEVEL_SAID] = 1,    [WIRE_LEVEL_STATES] = 44,
     [WIRE_LEVEL_RULES] = 25, [WIRE_LEVEL_AUDITS] = 27, [WIRE_LEVEL_FORCES] = 1,
     [WIRE_LEVEL_VIEWS] = 1,  [WIRE_LEVEL_MOVES] = 15,  [WIRE_LEVEL_TWINS] = 2,
-    [WIRE_LEVEL_PAIRS] = 5,
+    [WIRE_LEVEL_PAIRS] = 5,  [WIRE_LEVEL_STAYS] = 1,
 };
 
 static uint32_t counts[WIRE_LEVEL_END];
