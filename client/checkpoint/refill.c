@@ -4,7 +4,6 @@
 
 #include <ftw.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -282,43 +281,23 @@ static int fill_all(struct filling *f, struct shd_err *e)
 
 /* -- In again ---------------------------------------------------------------------------------- */
 
-/* As many of its numbers as a line has room for. */
-static void say_set(const struct filling *f, const struct refill_model *m,
-                    const struct refill_set *set)
-{
-    char names[LINE_BYTES / 2] = "", name[SETTING_NAME_BYTES], late[64] = "";
-    size_t used = 0;
-    for (uint32_t i = 0; i < set->change.count && used < sizeof names; i++) {
-        const double x = set->change.numbers[i];
-        if (isnan(x))
-            continue;
-        setting_name(m->model->spec, i, name, sizeof name);
-        used += (size_t)(x == SETTINGS_BACK
-                             ? snprintf(names + used, sizeof names - used, " %s=spec", name)
-                             : snprintf(names + used, sizeof names - used, " %s=%.9g", name, x));
-    }
-    if (set->from != set->lost)
-        snprintf(late, sizeof late, " (workers are past step %" PRIu64 " again)", set->lost);
-    say(f, "model '%s' has what was set meanwhile again, from step %" PRIu64 " on%s:%s",
-        shd_model_name(m->model), set->from, late, names);
-}
-
 /* The host is in whatever becomes of this. */
-static void set_again(const struct filling *f, struct refill_model *m)
+static void settle(const struct filling *f, struct refill_model *m)
 {
     const char *name = shd_model_name(m->model);
-    struct refill_set set;
     struct shd_err e;
-    bool any = true;
-    int r = SHD_OK;
-    while (r == SHD_OK && any) {
-        r = refill_model_set_again(m, &set, &any, &e);
-        if (r == SHD_OK && any)
-            say_set(f, m, &set);
-    }
+    bool lost;
+    const int r = refill_model_settle(m, &lost, &e);
     if (r != SHD_OK)
-        say(f, "model '%s' lacks what was set while host '%s' was filled: set it again: %s", name,
-            f->host->name, e.text);
+        say(f,
+            "model '%s' is not kept at host '%s' as it is elsewhere: `shardctl snapshot --every`: "
+            "%s",
+            name, f->host->name, e.text);
+    if (lost)
+        say(f,
+            "model '%s' lacks what was set while host '%s' was filled, for its daemons are of an "
+            "older build: set it again",
+            name, f->host->name);
     if (refill_model_lost_puts(m))
         say(f,
             "values were put into model '%s' behind step %" PRIu64
@@ -341,7 +320,7 @@ static int go_in(struct filling *f, struct shd_err *e)
             say(f, "model '%s' goes on from step %" PRIu64 ", with host '%s'",
                 shd_model_name(m->model), m->step, f->host->name);
         if (r == SHD_OK)
-            set_again(f, m);
+            settle(f, m);
     }
     const bool back = r == SHD_OK;
     if (back)

@@ -115,15 +115,22 @@ static struct asking rewind_of(const struct refill_model *m, enum wire_rewind_wh
                                       .rewind = { .what = what,
                                                   .step = m->step,
                                                   .attempt = attempt,
-                                                  .consent = m->consent } } };
+                                                  .consent = m->consent,
+                                                  .keep_settings = true } } };
 }
 
-static int look_set(const struct refill_model *m, struct settings_kept *ret_kept, struct shd_err *e)
+static struct link *owner_0(const struct refill_model *m)
+{
+    return &m->model->session->hub->links[0];
+}
+
+static int look_set(const struct refill_model *m, struct link *link, struct settings_kept *ret_kept,
+                    struct shd_err *e)
 {
     struct asking a = { .m = m,
                         .body = { .type = WIRE_SET, .set = { .look = true } },
                         .kept = ret_kept };
-    return ask(&a, &m->model->session->hub->links[0], e);
+    return ask(&a, link, e);
 }
 
 /* Owner 0 answers with the decision of the step before the open one. */
@@ -334,6 +341,40 @@ int refill_model_restore(struct refill_model *m, const char *path, struct shd_er
 
 /* -- Back, all of them ------------------------------------------------------------------------- */
 
+/* Owner 0's replica was restored with what had been set by then. Told the rest while it is at that
+ * step it keeps it as owner 0 does, and whoever fills the host may die. */
+static int tell_set(const struct refill_model *m, struct link *replica, struct shd_err *e)
+{
+    struct settings_kept kept;
+    struct settings change;
+    uint64_t step;
+    int r;
+    while ((r = look_set(m, replica, &kept, e)) == SHD_OK &&
+           settings_lacks(&m->was, &kept, m->step, &change, &step)) {
+        const struct settings_bytes b = settings_pack(&change);
+        struct asking a = { .m = m,
+                            .body = { .type = WIRE_SET,
+                                      .set = { .change = { b.old, b.old_bytes },
+                                               .more = { b.more, b.more_bytes },
+                                               .from = step } } };
+        if (getrandom(&a.body.set.id, sizeof a.body.set.id, 0) != (ssize_t)sizeof a.body.set.id)
+            return err_sys(e, SHD_EIO, "get random bytes");
+        r = ask(&a, replica, e);
+        if (r != SHD_OK)
+            return r;
+    }
+    return r;
+}
+
+static int tell_replica(const struct refill_model *m, struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < m->there->link_count; i++)
+        if (link_owner(&m->there->links[i]) == 0)
+            r = tell_set(m, &m->there->links[i], e);
+    return r;
+}
+
 /* Another session may have gone back to the step before the view with the host: workers have gone
  * along with that rewind, without the host. So the snapshot is held anew, and what counts is a
  * rewind from here on. What is set or put behind the look has owner 0 refuse. */
@@ -346,10 +387,13 @@ static int go(struct refill_model *m, uint64_t *ret_attempt, struct shd_err *e)
     if (r == SHD_OK)
         r = look_puts(m, &m->puts, e);
     if (r == SHD_OK)
-        r = look_set(m, &m->was, e);
+        r = look_set(m, owner_0(m), &m->was, e);
     if (r != SHD_OK)
         return r;
     FAIL_POINT("refill:looked");
+    r = tell_replica(m, e);
+    if (r != SHD_OK)
+        return r;
     struct asking asked = rewind_of(m, WIRE_REWIND_GO, m->known);
     r = ask(&asked, &m->model->session->hub->links[0], e);
     *ret_attempt = asked.reply.rewound.attempt;
@@ -380,61 +424,22 @@ int refill_model_go_back(struct refill_model *m, struct shd_err *e)
     if (r == SHD_OK)
         r = ask_all(&follow, m->there, 0, e);
     FAIL_POINT("refill:followed");
-    m->again = m->step;
     return r;
 }
 
-/* -- What went with the steps ------------------------------------------------------------------ */
+/* -- What changed meanwhile -------------------------------------------------------------------- */
 
-/* Who is a replica of owner 0 has it as well: of those that there were, or of the host. */
-static int tell_replicas(struct asking *a, struct hub *hub, struct shd_err *e)
-{
-    int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
-        if ((hub == a->m->there || i > 0) && link_owner(&hub->links[i]) == 0 &&
-            hub->links[i].state != LINK_GONE)
-            r = ask(a, &hub->links[i], e);
-    return r;
-}
-
-/* Not by shd_model_set(): that would take the host in, and wait for the rewinds of models that are
- * to go back yet. */
-static int set_from(const struct refill_model *m, const struct settings *change, uint64_t from,
-                    uint64_t *ret_from, struct shd_err *e)
-{
-    struct hub *hub = m->model->session->hub;
-    const struct settings_bytes b = settings_pack(change);
-    struct asking a = { .m = m,
-                        .body = { .type = WIRE_SET,
-                                  .set = { .change = { b.old, b.old_bytes },
-                                           .more = { b.more, b.more_bytes },
-                                           .from = from } } };
-    if (getrandom(&a.body.set.id, sizeof a.body.set.id, 0) != (ssize_t)sizeof a.body.set.id)
-        return err_sys(e, SHD_EIO, "get random bytes");
-    int r = ask(&a, &hub->links[0], e);
-    if (r != SHD_OK)
-        return r;
-    *ret_from = a.body.set.from = a.reply.set_answer.from;
-    r = tell_replicas(&a, hub, e);
-    return r == SHD_OK ? tell_replicas(&a, m->there, e) : r;
-}
-
-int refill_model_set_again(struct refill_model *m, struct refill_set *ret_set, bool *ret_any,
-                           struct shd_err *e)
+int refill_model_settle(struct refill_model *m, bool *ret_lost, struct shd_err *e)
 {
     struct settings_kept kept;
+    struct settings ignored;
+    uint64_t step;
     int r = copy_options(m, e); /* which no rewind undoes */
-    if (r == SHD_OK)
-        r = look_set(m, &kept, e);
-    *ret_any = r == SHD_OK &&
-               settings_lacks(&m->was, &kept, m->again, &ret_set->change, &ret_set->lost);
-    if (!*ret_any)
+    *ret_lost = false;
+    if (r != SHD_OK || owner_0(m)->peer.level >= WIRE_LEVEL_STAYS)
         return r;
-    r = set_from(m, &ret_set->change, ret_set->lost, &ret_set->from, e);
-    if (r == SHD_ESTEP) { /* workers are past it again */
-        r = set_from(m, &ret_set->change, 0, &ret_set->from, e);
-        m->again = ret_set->from;
-    }
+    r = look_set(m, owner_0(m), &kept, e);
+    *ret_lost = r == SHD_OK && settings_lacks(&m->was, &kept, m->step, &ignored, &step);
     return r;
 }
 

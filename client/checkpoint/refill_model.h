@@ -20,7 +20,6 @@ struct refill_model {
     uint32_t handles[SHD_OWNERS_MAX]; /* of the model, at each link of `there` */
     struct settings_kept was;         /* when all went back: */
     uint64_t puts;
-    uint64_t again; /* the first step that may lack some of that */
 };
 
 /* Keep a snapshot of some step at the others, which stays until the rewind, and write a checkpoint
@@ -35,15 +34,9 @@ int refill_model_restore(struct refill_model *m, const char *path, struct shd_er
  * the model to an earlier step, or does. */
 int refill_model_go_back(struct refill_model *m, struct shd_err *e);
 
-/* What was set while the host was filled went with the steps: set the next of it again, at the step
- * that it was set for, or at the first that can be. *ret_any: there was one. What snapshots are
- * kept by themselves is told the host anew, too. */
-struct refill_set {
-    struct settings change;
-    uint64_t lost, from; /* the step that it was in force from, and is now */
-};
-int refill_model_set_again(struct refill_model *m, struct refill_set *ret_set, bool *ret_any,
-                           struct shd_err *e);
+/* Behind that: what snapshots are kept by themselves is told the host anew. What was set while the
+ * host was filled is there; *ret_lost: owner 0 is of an older build, and it went with the steps. */
+int refill_model_settle(struct refill_model *m, bool *ret_lost, struct shd_err *e);
 
 /* Values that were put meanwhile went, too, and nobody has put any since. */
 bool refill_model_lost_puts(const struct refill_model *m);
