@@ -82,7 +82,7 @@ held_in_dev+='|client_waits|client_withdraw|client_wrong|commit_steps|configure_
 held_in_dev+='|ctl_plan|ctl_reshard|ctl_status|ctl_top|ctl_up|cuda_faults|cuda_share|elastic|fault'
 held_in_dev+='|faults|fuzz_.*|gpu_client|gpu_client_faults|gpu_daemon|gpu_daemon_ctl|gpu_stream'
 held_in_dev+='|guard|host|host_replicas|hosts_many|hosts_replicas|hosts_ucx|hosts_refill|hosts_reshard|house.*|http|log|log_lines'
-held_in_dev+='|adopt_file|adopt_state_file|client_kept_file|client_rewind|client_rewind_file|client_.*_pairs|replace_pairs|client_codec|client_replica|client_tiles|hosts_codec|tiles'
+held_in_dev+='|adopt_file|adopt_state_file|client_kept_file|client_rewind|client_rewind_file|client_.*_pairs|replace_pairs|client_codec|client_replica|client_tiles|refill|hosts_codec|tiles'
 held_in_dev+='|lossy|manuals|memory|merge|metrics|model_files|model_files_room|nccl_client|nccl_daemon|nccl_waits|norms|notify|page|page_dashboard'
 held_in_dev+='|plan_file|plan_own|plan_time|proto_.*|ready|recover|replace|replicas|requests|requests_spec|sim|slurm|slurm_replicas|soak|spill|step_crash|units|units_merge'
 
