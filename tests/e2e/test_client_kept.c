@@ -260,7 +260,8 @@ TEST(long_wait_says_who_it_is_for_in_lines_and_in_its_error)
     EXPECT_OK(shd_connect(&options, &s, &e), &e);
     blame_every(s->blame, test_paced(1200) * NS_PER_MS);
     shd_model *m = open_toy(s);
-    const pid_t stopped = daemon_pid(dir, 1), pid = stop_for(stopped, test_paced(6000));
+    /* Until the step has failed; should this test end before that, at some time. */
+    const pid_t stopped = daemon_pid(dir, 1), pid = stop_for(stopped, test_paced(60000));
     EXPECT_STATUS(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), SHD_ETIMEDOUT);
     snprintf(want, sizeof want, "daemon cpu1 (pid %d) is stopped", (int)stopped);
     EXPECT_HAS(e.text, want);
@@ -268,6 +269,7 @@ TEST(long_wait_says_who_it_is_for_in_lines_and_in_its_error)
     EXPECT_HAS(lines.text, want);
     EXPECT_HAS(lines.text, " lets it go on; after kill -9 ");
     EXPECT(strncmp(lines.text, "shd: waiting for ", strlen("shd: waiting for ")) == 0);
+    EXPECT(kill(pid, SIGKILL) == 0 && kill(stopped, SIGCONT) == 0);
     shd_close(s);
     EXPECT_EQ(waitpid(pid, &status, 0), pid);
     stop();

@@ -69,13 +69,17 @@ window.fetch = ((ask) => async (...args) => {
 
 def freeze(browser):
     """Pause, and the document that the page shows."""
+    live, click = "document.getElementById('live-text').textContent", "document.getElementById('pause').click()"
     browser.run("window.watched ? 0 : (() => {" + WATCH + "})()")
-    browser.run("watched.text = null")
-    browser.wait("watched.text !== null")
-    browser.run("document.getElementById('pause').click()")  # no question is asked from here on
-    browser.wait("watched.done === watched.asked")
-    browser.wait("document.getElementById('live-text').textContent.startsWith('paused')")
-    return json.loads(browser.run("watched.text"))
+    while True:
+        browser.run("watched.text = null")
+        browser.wait("watched.text !== null")
+        browser.run(click)  # no question is asked from here on
+        browser.wait("watched.done === watched.asked")
+        browser.wait(f"/^(paused|unreachable)/.test({live})", live)
+        if browser.run(live).startswith("paused"):
+            return json.loads(browser.run("watched.text"))
+        browser.run(click)  # the last one was not answered within its 8 s, and none is asked again
 
 
 def daemons_of(document):
