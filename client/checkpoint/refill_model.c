@@ -136,7 +136,7 @@ static int look_set(const struct refill_model *m, struct link *link, struct sett
 /* Owner 0 answers with the decision of the step before the open one. */
 static int look_puts(const struct refill_model *m, uint64_t *ret_puts, struct shd_err *e)
 {
-    struct link *link = &m->model->session->hub->links[0];
+    struct link *link = owner_0(m);
     struct map_layout layout = { 0 };
     struct layout_opening o = { .m = m->model,
                                 .name = shd_model_name(m->model),
@@ -310,7 +310,7 @@ static int copy_options(const struct refill_model *m, struct shd_err *e)
 {
     struct asking look = snapshot_of(m, WIRE_SNAPSHOT_LOOK);
     struct asking set = snapshot_of(m, WIRE_SNAPSHOT_EVERY);
-    const int r = ask(&look, &m->model->session->hub->links[0], e);
+    const int r = ask(&look, owner_0(m), e);
     if (r != SHD_OK)
         return r;
     set.body.snapshot.every = look.reply.snapshots.every;
@@ -347,10 +347,10 @@ static int tell_set(const struct refill_model *m, struct link *replica, struct s
 {
     struct settings_kept kept;
     struct settings change;
-    uint64_t step;
+    uint64_t step, next = 0;
     int r;
     while ((r = look_set(m, replica, &kept, e)) == SHD_OK &&
-           settings_lacks(&m->was, &kept, m->step, &change, &step)) {
+           settings_lacks(&m->was, &kept, m->step, &change, &step) && step >= next) {
         const struct settings_bytes b = settings_pack(&change);
         struct asking a = { .m = m,
                             .body = { .type = WIRE_SET,
@@ -362,6 +362,7 @@ static int tell_set(const struct refill_model *m, struct link *replica, struct s
         r = ask(&a, replica, e);
         if (r != SHD_OK)
             return r;
+        next = step + 1; /* whatever the replica makes of it, this comes to an end */
     }
     return r;
 }
@@ -395,7 +396,7 @@ static int go(struct refill_model *m, uint64_t *ret_attempt, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     struct asking asked = rewind_of(m, WIRE_REWIND_GO, m->known);
-    r = ask(&asked, &m->model->session->hub->links[0], e);
+    r = ask(&asked, owner_0(m), e);
     *ret_attempt = asked.reply.rewound.attempt;
     return r;
 }

@@ -243,7 +243,6 @@ static void set_before_it_is_in(void *ctx, const char *line)
     uint64_t from;
     struct shd_err e;
     (void)ctx;
-    tell(line);
     if (strstr(line, "is saved at step 3") == NULL)
         return;
     set_lr(trained, 3);
@@ -328,20 +327,13 @@ static void end_set(shd_model *m)
 #define LR_FROM(step) "\"now\":{\"lr_scale.decay\":{\"value\":0.5,\"from\":" step "}}"
 #define CLIP          "\"next\":{\"from\":9,\"settings\":{\"clip_norm\":0.125}}"
 
-static void expect_nothing_lost(void)
-{
-    EXPECT(strstr(told, "set it again") == NULL);
-}
-
 TEST(what_is_set_while_a_host_is_filled_stays)
 {
     char hex[65];
     struct shd_err e;
     shd_model *m = trained = paired_without_b("60");
-    told[0] = '\0';
     train_steps(m, 1);
     EXPECT_OK(try_to_fill_b(set_before_it_is_in, &e), &e);
-    expect_nothing_lost();
     go_along(m);
     train_steps(m, 1);
     digest_of(m, hex);
@@ -369,10 +361,8 @@ TEST(what_is_set_while_a_host_is_filled_stays_for_workers_that_are_soon_past_it)
 {
     struct shd_err e;
     shd_model *m = trained = paired_without_b("60");
-    told[0] = '\0';
     train_steps(m, 1);
     EXPECT_OK(try_to_fill_b(train_before_it_is_in, &e), &e);
-    expect_nothing_lost();
     EXPECT_STR(refilled, unfilled);
     train_steps(m, 1);
     expect_set(m, LR_FROM("3"), CLIP);
