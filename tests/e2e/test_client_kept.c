@@ -148,7 +148,7 @@ static shd_session *attach_patient(uint64_t timeout_ms)
     shd_session *s;
     EXPECT_OK(shd_connect(&options, &s, &e), &e);
     EXPECT(s->hub->patient);
-    s->timeout_ns = s->hub->timeout_ns = timeout_ms * NS_PER_MS;
+    limit_waits(s, timeout_ms);
     return s;
 }
 
@@ -253,13 +253,14 @@ TEST(long_wait_says_who_it_is_for_in_lines_and_in_its_error)
     start();
     const struct shd_options options = { .size = sizeof options,
                                          .address = dir,
-                                         .timeout_ms = test_paced(4000),
+                                         .timeout_ms = TEST_HANG_MS,
                                          .waits = take_line,
                                          .waits_ctx = &lines };
     shd_session *s;
     EXPECT_OK(shd_connect(&options, &s, &e), &e);
     blame_every(s->blame, test_paced(1200) * NS_PER_MS);
     shd_model *m = open_toy(s);
+    limit_waits(s, test_paced(4000));
     /* Until the step has failed; should this test end before that, at some time. */
     const pid_t stopped = daemon_pid(dir, 1), pid = stop_for(stopped, test_paced(60000));
     EXPECT_STATUS(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), SHD_ETIMEDOUT);

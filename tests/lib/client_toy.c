@@ -2,8 +2,10 @@
 
 #include "client/plan/plan.h"
 #include "client/run/policy.h"
+#include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 const char *toy_spec(const char *publish, const char *optimizer)
 {
@@ -134,6 +136,11 @@ int toy_step(shd_model *m, const uint32_t *micros, uint32_t count, struct shd_re
                                          toy_backward,   toy_metrics, NULL };
     const struct shd_update update = toy_update(shd_step(m));
     return shd_run_step(m, micros, count, &compute, &update, ret_result, e);
+}
+
+void limit_waits(shd_session *s, uint64_t ms)
+{
+    s->timeout_ns = s->hub->timeout_ns = ms * NS_PER_MS;
 }
 
 void toy_reference(const char *spec, uint32_t steps, char ret_hex[65])

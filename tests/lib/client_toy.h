@@ -47,6 +47,10 @@ int toy_step(shd_model *m, const uint32_t *micros, uint32_t count, struct shd_re
 
 static const uint32_t toy_all_micros[TOY_MICROS] = { 0, 1, 2, 3 };
 
+/* Bounds what follows alone. A test of a wait that ends attaches and opens with PATIENT_MS, since a
+ * busy machine may need it, and limits that wait here. */
+void limit_waits(shd_session *s, uint64_t ms);
+
 /* The digest after `steps` undisturbed steps in this process ("local:"). */
 void toy_reference(const char *spec, uint32_t steps, char ret_hex[65]);
 

@@ -511,13 +511,14 @@ TEST(a_killed_daemon_fails_the_save_and_no_earlier_one)
     make_ckpts();
     toy_reference(spec, 2, want);
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(test_paced(1000));
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, spec);
     train_steps(m, 2);
     save_ok(m, 0);
     train_steps(m, 1);
     const struct shd_checkpoint_options later = { .size = sizeof later, .step = 9 };
     EXPECT_OK(shd_checkpoint_begin(m, ckpts, &later, &e), &e);
+    limit_waits(s, test_paced(1000));
     kill(daemons.pids[1], SIGKILL);
     bool done = false;
     int r = SHD_OK;

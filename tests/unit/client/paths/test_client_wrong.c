@@ -197,8 +197,9 @@ TEST(daemon_that_does_not_come_back_is_named_in_time)
         char who[64];
         fixture_start(&daemons, 2, NULL);
         const uint64_t patience_ms = test_paced(1200);
-        shd_session *s = attach(patience_ms);
+        shd_session *s = attach(PATIENT_MS);
         shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+        limit_waits(s, patience_ms);
         kill_soon();
         EXPECT_STATUS(wait_somewhere(m, (enum waiting)where, &e), SHD_EGONE);
         snprintf(who, sizeof who, "daemon cpu1 (pid %d)", (int)daemons.pids[1]);
@@ -223,8 +224,9 @@ TEST(missing_micro_batches_end_in_a_timeout_that_says_so)
     char within[64];
     const uint64_t patience_ms = test_paced(1000);
     snprintf(within, sizeof within, "Prepare of step 0 within %" PRIu64 " ms", patience_ms);
-    shd_session *s = attach(patience_ms);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    limit_waits(s, patience_ms);
     EXPECT_STATUS(wait_somewhere(m, IN_PREPARE, &e), SHD_ETIMEDOUT);
     EXPECT_HAS(e.text, "daemon cpu0");
     EXPECT_HAS(e.text, within);

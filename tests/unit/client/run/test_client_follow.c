@@ -507,9 +507,10 @@ TEST(copy_path_names_who_does_not_publish_and_what_is_over)
     struct pt_run run = run_on(SHD_ZERO3, SHD_PATH_COPY, 0);
     fixture_start(&daemons, 2, NULL);
     const uint64_t patience_ms = test_paced(1000);
-    shd_session *s = attach(patience_ms), *other = attach(PATIENT_MS);
+    shd_session *s = attach(PATIENT_MS), *other = attach(PATIENT_MS);
     shd_model *m = open_toy(s, pt_spec(&model)), *ahead = open_toy(other, pt_spec(&model));
     EXPECT_OK(shd_set_policy(m, &run.policy, &e), &e);
+    limit_waits(s, patience_ms);
     m->step++; /* a step that will not come */
     EXPECT_STATUS(shd_acquire(m, 1, NULL, &e), SHD_ETIMEDOUT);
     EXPECT_HAS(e.text, "daemon cpu0");

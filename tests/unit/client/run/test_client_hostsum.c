@@ -307,10 +307,12 @@ TEST(what_does_not_come_is_named)
     struct shd_err e = { 0 };
     fixture_start(&daemons, 1, NULL);
     const char *spec = spec_of("late", 2);
-    struct worker a = worker_of(spec, 1500);
+    struct worker a = worker_of(spec, PATIENT_MS);
     EXPECT_OK(give(&a, 0, 1, &e), &e);
+    limit_waits(a.s, test_paced(100));
     EXPECT_STATUS(give(&a, 2, 1, &e), SHD_ETIMEDOUT); /* the next group's */
     EXPECT_HAS(e.text, "unit 1 'h0': micro-batch 1 of the group that is summed on this host");
+    limit_waits(a.s, PATIENT_MS);
     struct worker b = worker_of(spec, PATIENT_MS);
     EXPECT_OK(give(&b, 1, 1, &e), &e);
     EXPECT_OK(give(&b, 3, 1, &e), &e); /* waits until the owner has what b has just returned */

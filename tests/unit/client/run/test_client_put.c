@@ -270,11 +270,6 @@ TEST(a_worker_that_knows_nothing_of_a_put_is_overtaken)
     fixture_stop(&daemons);
 }
 
-static void be_patient(shd_session *s, uint64_t ms)
-{
-    s->timeout_ns = s->hub->timeout_ns = ms * NS_PER_MS;
-}
-
 /* Nobody puts before all have come, unless one does not come any more. A wait that is to end by
  * itself is shorter than what it takes to find out who holds it up, whatever the machine. */
 TEST(workers_wait_for_each_other_before_a_put)
@@ -284,7 +279,7 @@ TEST(workers_wait_for_each_other_before_a_put)
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS), *other = attach(PATIENT_MS);
     shd_model *m = open_pt(s), *late = open_pt(other);
-    be_patient(s, 100);
+    limit_waits(s, 100);
     struct values v = values_of(late, 10);
     EXPECT_STATUS(shd_meet(m, 0, &e), SHD_ERANGE);
     s->hub->links[0].peer.level = WIRE_LEVEL_TOLD;
@@ -293,13 +288,13 @@ TEST(workers_wait_for_each_other_before_a_put)
     s->hub->links[0].peer.level = WIRE_LEVEL;
     EXPECT_STATUS(shd_meet(m, 2, &e), SHD_ETIMEDOUT);
     EXPECT_HAS(e.text, "other workers have not come to the same point");
-    be_patient(s, PATIENT_MS);
+    limit_waits(s, PATIENT_MS);
     EXPECT_OK(shd_meet(late, 2, &e), &e);
     EXPECT_OK(shd_meet(m, 2, &e), &e); /* its question goes on */
     put_ok(m, 9);
-    be_patient(s, 100);
+    limit_waits(s, 100);
     EXPECT_STATUS(shd_meet(m, 2, &e), SHD_ETIMEDOUT); /* in the next step, to which the other */
-    be_patient(s, PATIENT_MS);                        /* has not come: its own is over */
+    limit_waits(s, PATIENT_MS);                       /* has not come: its own is over */
     EXPECT_OK(shd_meet(late, 2, &e), &e);
     EXPECT_OK(put_some(late, &v, &counts, &e), &e);
     EXPECT(!counts);
@@ -327,12 +322,12 @@ TEST(who_does_not_come_is_seen_by_a_gradient_that_only_waits)
     shd_model *m = open_pt(s), *late = open_pt(other);
     for (int i = 0; i < 2; i++)
         CHECK(prlimit(daemons.pids[i], RLIMIT_FSIZE, &none, NULL) == 0);
-    s->timeout_ns = s->hub->timeout_ns = test_paced(100) * NS_PER_MS;
+    limit_waits(s, test_paced(100));
     EXPECT_STATUS(shd_meet(m, 2, &e), SHD_ETIMEDOUT);
     EXPECT_OK(shd_grad(late, 1, 0, &grad, &e), &e);
     memset(grad, 0, shd_unit_elems(late, 0) * sizeof *grad);
     EXPECT_OK(shd_return(late, 1, 0, &e), &e);
-    s->timeout_ns = s->hub->timeout_ns = PATIENT_MS * NS_PER_MS;
+    limit_waits(s, PATIENT_MS);
     EXPECT_OK(shd_meet(m, 2, &e), &e);
     shd_close(other);
     shd_close(s);
@@ -399,9 +394,10 @@ TEST(put_that_is_given_up_while_it_is_stored_is_dropped_at_once)
 {
     struct shd_err e = { 0 };
     fixture_start_kept(&daemons, 2, "");
-    shd_session *s = attach(PATIENT_MS), *hasty = attach(test_paced(500));
+    shd_session *s = attach(PATIENT_MS), *hasty = attach(PATIENT_MS);
     shd_model *m = open_pt(hasty), *other = open_pt(s);
     struct values v = values_of(m, 9);
+    limit_waits(hasty, test_paced(500));
     kill(daemons.keeper, SIGSTOP);
     EXPECT_STATUS(put_some(m, &v, NULL, &e), SHD_ETIMEDOUT);
     kill(daemons.keeper, SIGCONT);
@@ -580,7 +576,7 @@ TEST(drain_holds_a_put)
     bool counts = false;
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS), *holder = attach(PATIENT_MS);
-    shd_session *hasty = attach((uint32_t)test_paced(500));
+    shd_session *hasty = attach(PATIENT_MS);
     shd_model *first = open_pt(s);
     train_pt(first, 1);
     shd_model *m = open_pt(hasty);
@@ -590,6 +586,7 @@ TEST(drain_holds_a_put)
     while (drained < 2)
         EXPECT_OK(hub_poll(holder->hub, 20 * NS_PER_MS, &e), &e);
     struct values v = values_of(m, 9);
+    limit_waits(hasty, test_paced(500));
     EXPECT_STATUS(put_some(m, &v, &counts, &e), SHD_ETIMEDOUT);
     EXPECT_EQ(shd_unit_version(first, 0), 1);
     shd_close(hasty);

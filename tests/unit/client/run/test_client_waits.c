@@ -407,7 +407,7 @@ TEST(who_is_slow_is_named_and_ends_no_wait_that_has_no_limit)
             for (uint32_t micro = 0; micro < TOY_MICROS; micro++)
                 if (micro != 1)
                     EXPECT_OK(shd_return_none(m, micro, u, &e), &e);
-        s->timeout_ns = s->hub->timeout_ns = limit_ms * NS_PER_MS; /* of what follows alone */
+        limit_waits(s, limit_ms);
         blame_every(s->blame, limit_ms / 2 * NS_PER_MS);
         events.count = 0;
         if (limited == 1) {

@@ -164,7 +164,7 @@ TEST(refusal_is_told_where_another_owner_is_silent)
     struct pt_model other = pt;
     shd_model *m;
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(PATIENT_MS), *short_one = attach(test_paced(300));
+    shd_session *s = attach(PATIENT_MS), *short_one = attach(test_paced(600));
     EXPECT_OK(shd_model_open(s, pt_spec(&pt), &m, &e), &e);
     other.publish = "bf16";
     kill(daemons.pids[0], SIGSTOP);

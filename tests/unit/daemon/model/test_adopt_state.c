@@ -477,7 +477,7 @@ static void stopped_worker(const char *address)
     if (r == SHD_OK)
         r = shd_model_open(s, kind_spec(&kinds[1]), &m, &e);
     if (r == SHD_OK) /* of what it waits for from here on */
-        s->timeout_ns = s->hub->timeout_ns = LIMIT_MS * NS_PER_MS;
+        limit_waits(s, LIMIT_MS);
     if (r == SHD_OK)
         r = pt_step(m, &run, mine, 1, &result, &e);
     if (r != SHD_OK)
