@@ -100,4 +100,7 @@ void shim_close_memory(void);
 enum shim_pinned { SHIM_PAGEABLE, SHIM_PINNED, SHIM_PINNED_PARTLY };
 enum shim_pinned shim_pinned(uint64_t ptr, uint64_t bytes);
 
+/* Whether it is known to be memory of this process alone, and of no file. */
+bool shim_private(uint64_t base, uint64_t bytes);
+
 #endif

@@ -251,6 +251,38 @@ static uint8_t *resolve(CUdevice device, uint64_t ptr, int prot, uint64_t *bytes
     return m->allocation->alias + past;
 }
 
+/* Private memory of the host is zero again, without a page of it where whole pages lie in it. */
+static void forget_pages(uint8_t *out, uint64_t bytes)
+{
+    const uint64_t page = 4096, before = (page - (uintptr_t)out % page) % page;
+    const uint64_t whole = bytes > before ? (bytes - before) / page * page : 0;
+    if (whole == 0 || madvise(out + before, whole, MADV_DONTNEED) != 0) {
+        memset(out, 0, bytes);
+        return;
+    }
+    memset(out, 0, before);
+    memset(out + before + whole, 0, bytes - before - whole);
+}
+
+/* Of a mapping to the host's own memory: what no kernel has used is neither made nor copied. A copy
+ * of all would take memory for both. */
+static void copy_used(uint8_t *out, const struct map *m, uint64_t at, uint64_t bytes)
+{
+    const int fd = m->allocation->fd;
+    for (uint64_t end = at + bytes, n; at < end; at += n, out += n) {
+        const off_t data = lseek(fd, (off_t)at, SEEK_DATA);
+        const uint64_t used = data >= 0 && (uint64_t)data < end ? (uint64_t)data : end;
+        if (used > at) {
+            n = used - at;
+            forget_pages(out, n);
+            continue;
+        }
+        const off_t hole = lseek(fd, (off_t)at, SEEK_HOLE);
+        n = hole > data && (uint64_t)hole < end ? (uint64_t)hole - at : end - at;
+        memcpy(out, m->allocation->alias + at, n);
+    }
+}
+
 CUresult shim_copy(CUdevice device, CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
 {
     CUresult r = CUDA_SUCCESS;
@@ -263,7 +295,11 @@ CUresult shim_copy(CUdevice device, CUdeviceptr to, CUdeviceptr from, uint64_t b
             r = CUDA_ERROR_ILLEGAL_ADDRESS;
             break;
         }
-        memcpy(out, in, n);
+        const bool to_host = range_of(to + at) == NULL && range_of(from + at) != NULL;
+        if (n >= LARGE && to_host && shim_private(to + at, n))
+            copy_used(out, map_of(from + at), from + at - map_of(from + at)->base, n);
+        else
+            memcpy(out, in, n);
     }
     pthread_rwlock_unlock(&lock);
     return r;

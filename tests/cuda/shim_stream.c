@@ -38,6 +38,7 @@ struct CUstream_st {
     CUcontext ctx;
     pthread_t thread;
     struct work *first, **last;
+    pthread_cond_t more; /* for its thread */
     uint64_t queued, done;
     bool leaving;
     struct CUstream_st *next;
@@ -56,7 +57,8 @@ struct CUmod_st {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* what who waits for work may wait for */
+static unsigned counting; /* that wait for a count of what is done, and not for an event */
 static struct CUstream_st *streams;
 static struct CUstream_st *default_stream; /* for NULL; never ends */
 
@@ -68,21 +70,23 @@ static void event_drop(CUevent event)
     shim_count(SHIM_EVENT, -1);
 }
 
-static CUresult kernel_run(const struct work *w)
+/* Memory that it opens is left open. */
+static CUresult kernel_run(const struct work *w, bool *is_open)
 {
     const CUresult r = shim_work_fault("kernel");
     if (r == SHIM_KILL) /* to end in its middle is the emulation's affair */
         shim_kill();
     if (r != CUDA_SUCCESS)
         return r;
-    shim_open_memory(w->device);
+    if (!*is_open)
+        shim_open_memory(w->device);
+    *is_open = true;
     emulate_launch(w->kernel, w->args, w->grid, w->block);
-    shim_close_memory();
     return CUDA_SUCCESS;
 }
 
 /* Without lock. */
-static CUresult work_run(const struct work *w)
+static CUresult work_run(const struct work *w, bool *is_open)
 {
     if (w->kind == WORK_CALL) { /* in any case: it has something to free */
         w->fn(w->ctx);
@@ -92,7 +96,7 @@ static CUresult work_run(const struct work *w)
         return CUDA_SUCCESS;
     shim_delay();
     if (w->kind == WORK_KERNEL)
-        return kernel_run(w);
+        return kernel_run(w, is_open);
     const CUresult r = shim_work_fault(w->kind == WORK_COPY ? "copy" : "memset");
     if (r != CUDA_SUCCESS && r != SHIM_KILL)
         return r;
@@ -123,24 +127,32 @@ static void work_end(struct work *w)
 static void *stream_main(void *arg)
 {
     struct CUstream_st *s = arg;
+    bool is_open = false;
     pthread_mutex_lock(&lock);
     while (!s->leaving || s->first != NULL) {
         struct work *w = s->first;
         if (w == NULL) {
-            pthread_cond_wait(&changed, &lock);
+            pthread_cond_wait(&s->more, &lock);
             continue;
         }
         pthread_mutex_unlock(&lock);
-        const CUresult r = work_run(w);
+        const CUresult r = work_run(w, &is_open);
         if (r != CUDA_SUCCESS)
             shim_stick(r);
         pthread_mutex_lock(&lock);
         s->first = w->next;
         if (s->first == NULL)
             s->last = &s->first;
+        if (is_open &&
+            (s->first == NULL || s->first->kind != WORK_KERNEL || s->first->device != w->device)) {
+            shim_close_memory();
+            is_open = false;
+        }
+        const bool recorded = w->kind == WORK_RECORD;
         work_end(w);
         s->done++;
-        pthread_cond_broadcast(&changed);
+        if (recorded || counting > 0)
+            pthread_cond_broadcast(&changed);
     }
     pthread_mutex_unlock(&lock);
     return NULL;
@@ -153,6 +165,7 @@ static CUresult stream_start(struct CUstream_st **ret)
     if (s == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     s->last = &s->first;
+    s->more = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     s->ctx = shim_context();
     sigset_t all, old;
     sigfillset(&all);
@@ -186,7 +199,8 @@ static CUresult stream_push(CUstream stream, const struct work *work)
     const CUcontext ctx = stream != NULL ? s->ctx : shim_context();
     w->device = ctx != NULL ? shim_device(ctx) : -1;
     s->queued++;
-    pthread_cond_broadcast(&changed);
+    if (s->first == w)
+        pthread_cond_signal(&s->more);
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
@@ -227,7 +241,7 @@ CUresult cuStreamDestroy(CUstream stream)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     stream->leaving = true;
-    pthread_cond_broadcast(&changed);
+    pthread_cond_signal(&stream->more);
     pthread_mutex_unlock(&lock);
     pthread_join(stream->thread, NULL);
     pthread_mutex_lock(&lock);
@@ -243,8 +257,10 @@ CUresult cuStreamDestroy(CUstream stream)
 
 static void stream_wait(const struct CUstream_st *s)
 {
+    counting++;
     for (const uint64_t target = s->queued; s->done < target;)
         pthread_cond_wait(&changed, &lock);
+    counting--;
 }
 
 CUresult cuStreamSynchronize(CUstream stream)
@@ -514,8 +530,10 @@ CUresult cuCtxSynchronize(void)
     if (r != CUDA_SUCCESS && r != shim_stuck())
         return r; /* but after a sticky error nothing runs on when this returns */
     pthread_mutex_lock(&lock);
+    counting++;
     while (!all_idle())
         pthread_cond_wait(&changed, &lock);
+    counting--;
     pthread_mutex_unlock(&lock);
     return shim_stuck();
 }
