@@ -79,7 +79,7 @@ class Run:
     def start_workers(self, steps):
         return [self.start(os.path.join(self.bin, "shd-gpt"), "--address",
                            os.path.join(self.dir, "run"), "--steps", str(steps), "--threads", "1",
-                           "--sample", "0", "--eval-windows", "0",
+                           "--dim", "64", "--seq", "64", "--batch", "4", "--sample", "0", "--eval-windows", "0",
                            env={"RANK": str(r), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
                 for r in range(2)]
 
