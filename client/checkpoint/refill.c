@@ -295,7 +295,7 @@ static void settle(const struct filling *f, struct refill_model *m)
             name, f->host->name, e.text);
     if (lost)
         say(f,
-            "model '%s' lacks what was set while host '%s' was filled, for its daemons are of an "
+            "model '%s' lacks what was set while host '%s' was filled, for a daemon is of an "
             "older build: set it again",
             name, f->host->name);
     if (refill_model_lost_puts(m))

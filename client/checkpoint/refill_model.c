@@ -107,6 +107,13 @@ static struct asking snapshot_of(const struct refill_model *m, enum wire_snapsho
     };
 }
 
+/* One that does not know of it would undo settings that its twin keeps. */
+static bool all_keep_settings(const struct refill_model *m)
+{
+    return !hub_has_older(m->model->session->hub, WIRE_LEVEL_STAYS) &&
+           !hub_has_older(m->there, WIRE_LEVEL_STAYS);
+}
+
 static struct asking rewind_of(const struct refill_model *m, enum wire_rewind_what what,
                                uint64_t attempt)
 {
@@ -116,7 +123,7 @@ static struct asking rewind_of(const struct refill_model *m, enum wire_rewind_wh
                                                   .step = m->step,
                                                   .attempt = attempt,
                                                   .consent = m->consent,
-                                                  .keep_settings = true } } };
+                                                  .keep_settings = all_keep_settings(m) } } };
 }
 
 static struct link *owner_0(const struct refill_model *m)
@@ -437,7 +444,7 @@ int refill_model_settle(struct refill_model *m, bool *ret_lost, struct shd_err *
     uint64_t step;
     int r = copy_options(m, e); /* which no rewind undoes */
     *ret_lost = false;
-    if (r != SHD_OK || owner_0(m)->peer.level >= WIRE_LEVEL_STAYS)
+    if (r != SHD_OK || all_keep_settings(m))
         return r;
     r = look_set(m, owner_0(m), &kept, e);
     *ret_lost = r == SHD_OK && settings_lacks(&m->was, &kept, m->step, &ignored, &step);

@@ -35,7 +35,8 @@ int refill_model_restore(struct refill_model *m, const char *path, struct shd_er
 int refill_model_go_back(struct refill_model *m, struct shd_err *e);
 
 /* Behind that: what snapshots are kept by themselves is told the host anew. What was set while the
- * host was filled is there; *ret_lost: owner 0 is of an older build, and it went with the steps. */
+ * host was filled is there; *ret_lost: a daemon is of an older build, and it went with the steps.
+ */
 int refill_model_settle(struct refill_model *m, bool *ret_lost, struct shd_err *e);
 
 /* Values that were put meanwhile went, too, and nobody has put any since. */

@@ -125,6 +125,15 @@ static void take_members(struct rewinding *r)
             r->members[r->count++] = i;
 }
 
+/* One that does not know of it would undo settings that its twin keeps. */
+static bool all_keep_settings(const struct rewinding *r)
+{
+    for (uint32_t i = 0; i < r->count; i++)
+        if (r->m->session->hub->links[r->members[i]].peer.level < WIRE_LEVEL_STAYS)
+            return false;
+    return true;
+}
+
 static bool lacks_one(const struct rewinding *r)
 {
     for (uint32_t i = 0; i < r->count; i++)
@@ -197,11 +206,11 @@ int rewind_together(struct shd_model *m, bool *ret_apart, struct shd_err *e)
 int rewind_owners(struct shd_model *m, uint64_t step, uint64_t known, bool keep_settings,
                   struct shd_err *e)
 {
-    const struct wire_rewind ask = { .step = step,
-                                     .attempt = known,
-                                     .keep_settings = keep_settings };
     struct rewinding r = { .m = m };
     take_members(&r);
+    const struct wire_rewind ask = { .step = step,
+                                     .attempt = known,
+                                     .keep_settings = keep_settings && all_keep_settings(&r) };
     rewind_turn_begin(&r.turn, r.count, &ask);
     const int s = run(&r, e);
     return s == SHD_EGONE && lacks_one(&r) ? SHD_ESTEP : s;

@@ -31,7 +31,8 @@ bool rewind_since(const struct shd_model *m, const struct rewind_mark *asked);
 int rewind_together(struct shd_model *m, bool *ret_apart, struct shd_err *e);
 
 /* Have all owners go back to their snapshot of `step`. known: the attempt that began with the last
- * rewind. keep_settings: those of after the snapshot stay, from the same steps on. Errors:
+ * rewind. keep_settings: those of after the snapshot stay, from the same steps on, unless one of
+ * the daemons is of an older build. Errors:
  * SHD_ENOENT there is none at all of them; SHD_ESTEP another session has rewound it since, or does;
  * SHD_EBUSY, SHD_ENOTSUP; SHD_ERANGE no room for the settings. */
 int rewind_owners(struct shd_model *m, uint64_t step, uint64_t known, bool keep_settings,

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
@@ -83,13 +84,14 @@ static void set_behind(shd_model *m)
 
 /* skips: the batch is there, and its step is skipped; else it never was. Of a run in this process,
  * by another rule. */
-static void reference(bool skips, char ret_hex[65])
+static void reference(bool skips, bool sets, char ret_hex[65])
 {
     struct shd_err e = { 0 };
     shd_session *s;
     EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
     shd_model *m = open_toy(s, spec(skips ? "{\"norm_above\": 1000}" : NULL));
-    set_behind(m);
+    if (sets)
+        set_behind(m);
     while (shd_step(m) < STEPS)
         EXPECT_OK(train(m, !skips, toy_all_micros, TOY_MICROS, NULL, &e), &e);
     digest_of(m, ret_hex);
@@ -183,7 +185,7 @@ static void go_back_with(int owners, bool two, bool leaves_out, const char *want
 TEST(who_leaves_the_batch_out_ends_where_it_never_was)
 {
     char want[65];
-    reference(/* skips= */ false, want);
+    reference(/* skips= */ false, /* sets= */ true, want);
     for (int owners = 1; owners <= 3; owners++)
         go_back_with(owners, owners != 2, /* leaves_out= */ true, want);
 }
@@ -191,9 +193,30 @@ TEST(who_leaves_the_batch_out_ends_where_it_never_was)
 TEST(the_same_batch_is_skipped_the_second_time)
 {
     char want[65];
-    reference(/* skips= */ true, want);
+    reference(/* skips= */ true, /* sets= */ true, want);
     for (int owners = 1; owners <= 3; owners++)
         go_back_with(owners, owners == 2, /* leaves_out= */ false, want);
+}
+
+/* An owner, or its replica, that does not know that settings may stay undoes them: so do all. */
+TEST(where_a_daemon_is_older_what_was_set_goes_with_the_steps_at_all_of_them)
+{
+    struct shd_err e = { 0 };
+    uint64_t step = 0;
+    char want[65];
+    reference(/* skips= */ false, /* sets= */ false, want);
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, spec(BACK));
+    train_to_the_snapshot(m, toy_all_micros, TOY_MICROS);
+    EXPECT_OK(shd_snapshot(m, &step, &e), &e);
+    set_behind(m);
+    s->hub->links[s->hub->link_count - 1].peer.level = WIRE_LEVEL_STAYS - 1;
+    const struct seen seen = train_to_end(m, /* leaves_out= */ true, toy_all_micros, TOY_MICROS);
+    EXPECT(seen.rewound == 1 && seen.guard_step == BAD + 1);
+    expect_end(m, want);
+    shd_close(s);
+    fixture_stop(&daemons);
 }
 
 /* -- Killed ------------------------------------------------------------------------------------ */
@@ -219,7 +242,7 @@ TEST(a_worker_that_is_killed_leaves_it_to_the_next)
 {
     static const char *const fails[] = { "guard:back", "rewind:asked", "rewind:gone" };
     char want[65];
-    reference(/* skips= */ false, want);
+    reference(/* skips= */ false, /* sets= */ true, want);
     for (size_t i = 0; i < ARRAY_SIZE(fails); i++) {
         struct shd_err e = { 0 };
         uint64_t step = 0;
@@ -256,8 +279,8 @@ TEST(owners_that_are_killed_go_back_once)
         "step:commit:after@8;step:rewind:before;",
     };
     char left_out[65], skipped[65];
-    reference(/* skips= */ false, left_out);
-    reference(/* skips= */ true, skipped);
+    reference(/* skips= */ false, /* sets= */ true, left_out);
+    reference(/* skips= */ true, /* sets= */ true, skipped);
     for (size_t i = 0; i < ARRAY_SIZE(fails); i++) {
         struct shd_err e = { 0 };
         uint64_t step = 0;
@@ -299,7 +322,7 @@ TEST(without_a_snapshot_it_stops_and_says_why)
     struct shd_err e = { 0 };
     char want[65];
     uint64_t step = 0;
-    reference(/* skips= */ true, want);
+    reference(/* skips= */ true, /* sets= */ true, want);
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, spec(BACK));
