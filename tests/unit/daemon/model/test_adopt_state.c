@@ -222,13 +222,14 @@ static struct ledger_unit *stored_units(struct ledger_head *h)
     return (struct ledger_unit *)(void *)((uint8_t *)h + h->units_at);
 }
 
-/* Idle in the last step, which is to update them all the same, for the first time. */
+/* Idle in the last step, which is to update them all the same, for the first time. (What was killed
+ * may have had some of them left to update.) */
 static void spoil_counts(struct ledger_head *h)
 {
     struct ledger_unit *units = stored_units(h);
     memcpy(units_before, units, h->units * sizeof *units);
     for (uint32_t u = 0; u < h->units; u++) {
-        atomic_fetch_sub(&units[u].version, 1);
+        atomic_store(&units[u].version, atomic_load(&h->commits) - 1);
         atomic_store(&units[u].progress, 0);
         units[u].updates[atomic_load(&h->commits) & 1] = 0;
     }
