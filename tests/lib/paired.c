@@ -100,7 +100,9 @@ static void claim(next_fn *make_next, const char *host)
     const int r = arbiter_claim(arbiter, &next, &e);
     if (r != SHD_ETIMEDOUT)
         EXPECT_OK(r, &e);
+    const uint64_t end_ms = test_now_ms() + TEST_HANG_MS;
     while (view.number < next.number) { /* where nobody waited for it, it is made all the same */
+        EXPECT(test_now_ms() < end_ms);
         arbiter_view_free(&view);
         view = read_view(arbiter);
     }

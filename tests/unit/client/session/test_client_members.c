@@ -28,7 +28,10 @@ static void end(void)
 static int open_hub(const char *pair, struct hub **ret_hub, struct shd_err *e)
 {
     const struct hub_options options = {
-        .name = "test", .role = WIRE_TRAINER, .timeout_ns = NS_PER_S / 2, .patient = true
+        .name = "test",
+        .role = WIRE_TRAINER,
+        .timeout_ns = test_paced(500) * NS_PER_MS,
+        .patient = true,
     };
     char text[400];
     struct address address;
@@ -55,7 +58,9 @@ static void expect_out(const char *pair)
 
 TEST(a_host_that_was_never_there_is_put_out_though_the_patience_is_longer_than_a_wait)
 {
-    setenv("SHARDD_REPLICA_PATIENCE", "0.4", 1); /* three times that: for who was never met */
+    char patience[24]; /* three times that: for who was never met */
+    snprintf(patience, sizeof patience, "%.1f", (double)test_paced(400) / 1000);
+    setenv("SHARDD_REPLICA_PATIENCE", patience, 1);
     expect_out("cpu0+cpu1");
     expect_out("cpu1+cpu0");
 }

@@ -195,7 +195,7 @@ TEST(who_attaches_between_two_daemons_of_a_device_waits_for_the_next)
 {
     const struct shd_options hasty = { .size = sizeof hasty,
                                        .address = daemons.address,
-                                       .timeout_ms = 300 };
+                                       .timeout_ms = test_paced(500) };
     struct past want, got = { .known = { false } };
     struct shd_err e = { 0 };
     shd_session *s = NULL;
