@@ -7,9 +7,12 @@
  * through a shared page.
  */
 #include <errno.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -64,6 +67,17 @@ static void arm_daemon(int index)
     who = 1;
 }
 
+/* Its socket is there a little before it is through with its own start, which is not what fails. */
+static void await_welcome(void)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    snprintf(address.sun_path, sizeof address.sun_path, "%.80s/cpu0.sock", fixture.dir);
+    CHECK(fd >= 0 && connect(fd, (const struct sockaddr *)&address, sizeof address) == 0);
+    EXPECT_EQ(poll(&(struct pollfd){ .fd = fd, .events = POLLIN }, 1, (int)TEST_HANG_MS), 1);
+    close(fd);
+}
+
 static void start_daemon(void)
 {
     armed = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -72,6 +86,7 @@ static void start_daemon(void)
     disarm(1);
     sys_fault = fault;
     fixture_start(&fixture, 1, arm_daemon);
+    await_welcome();
 }
 
 static void stop_daemon(void)
