@@ -107,7 +107,8 @@ static struct asking snapshot_of(const struct refill_model *m, enum wire_snapsho
     };
 }
 
-/* One that does not know of it would undo settings that its twin keeps. */
+/* One that does not know of it would undo settings that its twin keeps. Looked at once: a daemon
+ * may be upgraded while its host, or another, is filled. */
 static bool all_keep_settings(const struct refill_model *m)
 {
     return !hub_has_older(m->model->session->hub, WIRE_LEVEL_STAYS) &&
@@ -123,7 +124,7 @@ static struct asking rewind_of(const struct refill_model *m, enum wire_rewind_wh
                                                   .step = m->step,
                                                   .attempt = attempt,
                                                   .consent = m->consent,
-                                                  .keep_settings = all_keep_settings(m) } } };
+                                                  .keep_settings = m->keep_settings } } };
 }
 
 static struct link *owner_0(const struct refill_model *m)
@@ -253,6 +254,7 @@ static int hold(struct refill_model *m, struct shd_err *e)
 int refill_model_save(struct refill_model *m, const char *path, struct shd_err *e)
 {
     const int r = save_one_step(m, path, e);
+    m->keep_settings = all_keep_settings(m);
     return r == SHD_OK ? hold(m, e) : r;
 }
 
@@ -444,7 +446,7 @@ int refill_model_settle(struct refill_model *m, bool *ret_lost, struct shd_err *
     uint64_t step;
     int r = copy_options(m, e); /* which no rewind undoes */
     *ret_lost = false;
-    if (r != SHD_OK || all_keep_settings(m))
+    if (r != SHD_OK || m->keep_settings)
         return r;
     r = look_set(m, owner_0(m), &kept, e);
     *ret_lost = r == SHD_OK && settings_lacks(&m->was, &kept, m->step, &ignored, &step);

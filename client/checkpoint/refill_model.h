@@ -17,6 +17,7 @@ struct refill_model {
     struct hub *there;                /* borrowed: the host's daemons, with seats */
     uint64_t step;                    /* that is saved, and kept by all */
     uint64_t known, consent;          /* of the rewind: as struct rewind_ask has them */
+    bool keep_settings;               /* the same, from the first hold on */
     uint32_t handles[SHD_OWNERS_MAX]; /* of the model, at each link of `there` */
     struct settings_kept was;         /* when all went back: */
     uint64_t puts;

@@ -7,18 +7,16 @@
  * through a shared page.
  */
 #include <errno.h>
-#include <poll.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/shd.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/share/fdpass.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/test.h"
 
@@ -70,12 +68,15 @@ static void arm_daemon(int index)
 /* Its socket is there a little before it is through with its own start, which is not what fails. */
 static void await_welcome(void)
 {
-    struct sockaddr_un address = { .sun_family = AF_UNIX };
-    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    snprintf(address.sun_path, sizeof address.sun_path, "%.80s/cpu0.sock", fixture.dir);
-    CHECK(fd >= 0 && connect(fd, (const struct sockaddr *)&address, sizeof address) == 0);
-    EXPECT_EQ(poll(&(struct pollfd){ .fd = fd, .events = POLLIN }, 1, (int)TEST_HANG_MS), 1);
-    close(fd);
+    char path[sizeof fixture.dir + 16];
+    struct shd_err e = { 0 };
+    struct side_msg msg;
+    int side, none;
+    snprintf(path, sizeof path, "%s/cpu0.sock", fixture.dir);
+    EXPECT_OK(side_connect(path, &side, &e), &e);
+    EXPECT_OK(side_recv(side, (int)TEST_HANG_MS, &msg, &none, &e), &e);
+    EXPECT_EQ(msg.type, SIDE_WELCOME);
+    close(side);
 }
 
 static void start_daemon(void)

@@ -157,17 +157,25 @@ static pid_t other_worker(bool leaves_out)
     _exit(seen.rewound == 1 && seen.guard_step == BAD + 1 ? 0 : 1);
 }
 
-static void go_back_with(int owners, bool two, bool leaves_out, const char *want)
+/* A model with a snapshot, behind which something is set. */
+static shd_model *begin(int owners, shd_session **ret_s)
 {
     struct shd_err e = { 0 };
     uint64_t step = 0;
     fixture_start(&daemons, owners, NULL);
-    shd_session *s = attach(PATIENT_MS);
-    shd_model *m = open_toy(s, spec(BACK));
+    *ret_s = attach(PATIENT_MS);
+    shd_model *m = open_toy(*ret_s, spec(BACK));
     train_to_the_snapshot(m, toy_all_micros, TOY_MICROS);
     EXPECT_OK(shd_snapshot(m, &step, &e), &e);
     EXPECT_EQ(step, KEPT);
     set_behind(m);
+    return m;
+}
+
+static void go_back_with(int owners, bool two, bool leaves_out, const char *want)
+{
+    shd_session *s;
+    shd_model *m = begin(owners, &s);
     const pid_t pid = two ? other_worker(leaves_out) : 0;
     const struct seen seen = train_to_end(m, leaves_out, toy_all_micros, two ? 2 : TOY_MICROS);
     EXPECT(seen.rewound == 1 && seen.guard_step == BAD + 1);
@@ -201,16 +209,10 @@ TEST(the_same_batch_is_skipped_the_second_time)
 /* An owner, or its replica, that does not know that settings may stay undoes them: so do all. */
 TEST(where_a_daemon_is_older_what_was_set_goes_with_the_steps_at_all_of_them)
 {
-    struct shd_err e = { 0 };
-    uint64_t step = 0;
     char want[65];
+    shd_session *s;
     reference(/* skips= */ false, /* sets= */ false, want);
-    fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(PATIENT_MS);
-    shd_model *m = open_toy(s, spec(BACK));
-    train_to_the_snapshot(m, toy_all_micros, TOY_MICROS);
-    EXPECT_OK(shd_snapshot(m, &step, &e), &e);
-    set_behind(m);
+    shd_model *m = begin(2, &s);
     s->hub->links[s->hub->link_count - 1].peer.level = WIRE_LEVEL_STAYS - 1;
     const struct seen seen = train_to_end(m, /* leaves_out= */ true, toy_all_micros, TOY_MICROS);
     EXPECT(seen.rewound == 1 && seen.guard_step == BAD + 1);
@@ -244,15 +246,9 @@ TEST(a_worker_that_is_killed_leaves_it_to_the_next)
     char want[65];
     reference(/* skips= */ false, /* sets= */ true, want);
     for (size_t i = 0; i < ARRAY_SIZE(fails); i++) {
-        struct shd_err e = { 0 };
-        uint64_t step = 0;
+        shd_session *s;
         int status = 0;
-        fixture_start(&daemons, 2, NULL);
-        shd_session *s = attach(PATIENT_MS);
-        shd_model *m = open_toy(s, spec(BACK));
-        train_to_the_snapshot(m, toy_all_micros, TOY_MICROS);
-        EXPECT_OK(shd_snapshot(m, &step, &e), &e);
-        set_behind(m);
+        shd_model *m = begin(2, &s);
         const pid_t pid = worker_that_dies(fails[i]);
         EXPECT(waitpid(pid, &status, 0) == pid);
         EXPECT(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
