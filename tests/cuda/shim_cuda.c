@@ -471,38 +471,40 @@ struct maps_query {
 #define MAPS_WRITABLE 2u
 #define MAPS_SHARED   8u
 
+/* What is mapped at q->address. 0, ENOENT, or what a kernel says that does not answer. */
+static int maps_ask(struct maps_query *q)
+{
+    const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    const int error = fd >= 0 && ioctl(fd, MAPS_QUERY, q) == 0 ? 0 : errno;
+    if (fd >= 0)
+        close(fd);
+    return error;
+}
+
 /* Whether the kernel answers; then host_mapped() is *ret. */
 static bool host_asked(uint64_t base, uint64_t bytes, bool writable, struct page *ret_page,
                        bool *ret)
 {
     const uint64_t perms = writable ? MAPS_READABLE | MAPS_WRITABLE : MAPS_READABLE;
-    const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-    struct maps_query q = { .size = sizeof q, .address = base };
-    bool answers = fd >= 0, there = answers;
-    while (there && q.address < base + bytes) {
-        const bool is_first = q.address == base;
-        there = ioctl(fd, MAPS_QUERY, &q) == 0;
-        if (!there)
-            answers = errno == ENOENT; /* nothing is mapped there */
-        else if (is_first)
+    *ret = true;
+    for (uint64_t at = base; *ret && at < base + bytes;) {
+        struct maps_query q = { .size = sizeof q, .address = at };
+        const int error = maps_ask(&q);
+        if (error != 0 && error != ENOENT)
+            return false;
+        if (error == 0 && at == base)
             *ret_page = (struct page){ q.inode, q.inode != 0 ? q.offset + (base - q.first) : 0 };
-        there = there && (q.perms & perms) == perms;
-        q = (struct maps_query){ .size = sizeof q, .address = q.end };
+        *ret = error == 0 && (q.perms & perms) == perms;
+        at = q.end;
     }
-    if (fd >= 0)
-        close(fd);
-    *ret = there;
-    return answers;
+    return true;
 }
 
 bool shim_private(uint64_t base, uint64_t bytes)
 {
-    const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
     struct maps_query q = { .size = sizeof q, .address = base };
-    const bool found = fd >= 0 && ioctl(fd, MAPS_QUERY, &q) == 0;
-    if (fd >= 0)
-        close(fd);
-    return found && base + bytes <= q.end && q.inode == 0 && (q.perms & MAPS_SHARED) == 0;
+    return maps_ask(&q) == 0 && base + bytes <= q.end && q.inode == 0 &&
+           (q.perms & MAPS_SHARED) == 0;
 }
 
 /* Whether all of [base, base + bytes) is mapped here, and writable, if asked: what the driver finds
