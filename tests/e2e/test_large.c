@@ -1,6 +1,8 @@
 /* A model of as many units as there may be, each of one tensor: opened, trained, saved, its daemons
  * killed and succeeded, restored onto another number of them, shown. Most units are frozen, for a
  * unit has 2,048 elements at least: it is some 800 MB as it is. */
+#include <unistd.h>
+
 #include "client/shd.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
@@ -18,6 +20,7 @@
 #define WIDE_ELEMS   6000u /* of every 1,024th: three blocks, a part at every owner */
 
 static struct fixture daemons;
+static char folder[300]; /* of the checkpoint; the test's own: the builds' tests run side by side */
 static float values[UNITS][ELEMS]; /* the first of each unit */
 
 static bool is_trained(uint32_t unit)
@@ -140,14 +143,29 @@ static void restore(const char *path, const struct shd_checkpointed *saved)
     fixture_stop(&daemons);
 }
 
+static void remove_folder(void)
+{
+    char command[400];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    if (getpid() == fixture_owner && system(command) != 0)
+        fprintf(stderr, "cannot remove '%s'\n", folder);
+}
+
+static void make_folder(void)
+{
+    snprintf(folder, sizeof folder, "%.200s/shd-large-XXXXXX", fixture_base());
+    CHECK(mkdtemp(folder) != NULL);
+    atexit(remove_folder);
+}
+
 TEST(model_of_all_units_is_trained_saved_adopted_and_restored)
 {
-    char *spec = make_spec(), path[300];
+    char *spec = make_spec();
     struct shd_checkpointed saved = { .size = sizeof saved };
     struct shd_err e = { 0 };
     shd_model *m;
-    snprintf(path, sizeof path, "%s/large", fixture_base());
     fixture_start_kept(&daemons, 2, "");
+    make_folder();
     shd_session *s = connect_to();
     const int opened = shd_model_open(s, spec, &m, &e);
     free(spec);
@@ -161,7 +179,7 @@ TEST(model_of_all_units_is_trained_saved_adopted_and_restored)
     EXPECT_EQ(shd_tensors(m), UNITS);
     step(m);
     expect_shown(s);
-    EXPECT_OK(shd_checkpoint(m, path, NULL, &saved, &e), &e);
+    EXPECT_OK(shd_checkpoint(m, folder, NULL, &saved, &e), &e);
     EXPECT_EQ(saved.step, 1);
     look(m, /* keep= */ true);
     fixture_restart(&daemons, 0);
@@ -172,7 +190,7 @@ TEST(model_of_all_units_is_trained_saved_adopted_and_restored)
     look(m, /* keep= */ true);
     shd_close(s);
     fixture_stop(&daemons);
-    restore(path, &saved);
+    restore(folder, &saved);
 }
 
 TEST_MAIN()
