@@ -329,19 +329,31 @@ static uint64_t answer_deadline_ns(const struct hub *hub)
     return hub->patient ? UINT64_MAX : clock_now_ns() + hub->timeout_ns;
 }
 
-/* Nobody is told of this wait: at its end the link is down, of which one is. */
+static int late(const struct link *link, struct shd_err *e)
+{
+    return err_set(e, SHD_ETIMEDOUT, "did not answer within %" PRIu64 " ms",
+                   link->hub->timeout_ns / NS_PER_MS);
+}
+
+/* The daemon may stop between its answer and this. */
 static int await_side(struct link *link, struct side_msg *ret_msg, int *ret_fd, struct shd_err *e)
 {
-    const uint64_t deadline_ns = clock_now_ns() + link->hub->timeout_ns;
-    int r;
-    do {
+    const struct hub *hub = link->hub;
+    const uint64_t start_ns = clock_now_ns(), deadline_ns = answer_deadline_ns(hub);
+    for (;;) {
         if (idle_stops(&link->hub->idle))
             return canceled(e);
-        r = side_recv(link->side_fd, (int)(IDLE_NS / NS_PER_MS), ret_msg, ret_fd, e);
+        int r = side_recv(link->side_fd, (int)(IDLE_NS / NS_PER_MS), ret_msg, ret_fd, e);
         if (r == SHD_OK && ret_msg->type == SIDE_WAKE) /* this side is awake */
             r = SHD_ETIMEDOUT;
-    } while (r == SHD_ETIMEDOUT && clock_now_ns() < deadline_ns);
-    return r;
+        if (r != SHD_ETIMEDOUT)
+            return r;
+        const uint64_t now_ns = clock_now_ns();
+        if (now_ns >= deadline_ns)
+            return late(link, e);
+        if (hub->on_exchange != NULL)
+            hub->on_exchange(link, start_ns, now_ns);
+    }
 }
 
 static int receive_segment(struct link *link, const struct wire_segment *segment, int *ret_fd,
@@ -388,7 +400,7 @@ int link_claim(struct link *link, const struct wire_segment *segment, int *ret_f
         r = receive_segment(link, segment, ret_fd, &why);
     if (r == SHD_OK)
         return SHD_OK;
-    if ((r == SHD_EGONE || r == SHD_ECANCELED) && link->state == LINK_UP)
+    if ((r == SHD_EGONE || r == SHD_ECANCELED || r == SHD_ETIMEDOUT) && link->state == LINK_UP)
         link_down(link, &why); /* a late answer would be taken for another one */
     return link_err(link, r, e, "does not pass its %s segment: %s",
                     segment_kind_name(segment->kind), why.text);
@@ -431,8 +443,7 @@ int link_exchange(struct link *link, struct wire_request *request, const struct 
                                    { .fd = link->side_fd, .events = ZMQ_POLLIN } };
         const uint64_t now_ns = clock_now_ns();
         if (now_ns >= deadline_ns)
-            return err_set(e, SHD_ETIMEDOUT, "did not answer within %" PRIu64 " ms",
-                           link->hub->timeout_ns / NS_PER_MS);
+            return late(link, e);
         if (idle_stops(&link->hub->idle))
             return canceled(e);
         if (link->hub->on_exchange != NULL)

@@ -178,7 +178,8 @@ struct hub {
     struct hub_members members;
     /* Called again and again while a wait that began at start_ns goes on; may ask. May be NULL. */
     void (*on_wait)(struct hub *hub, uint64_t start_ns, uint64_t now_ns);
-    /* The same in link_exchange(), in which no other link is heard: may not ask. May be NULL. */
+    /* The same in link_exchange() and link_claim(), in which no other link is heard: may not ask.
+     * May be NULL. */
     void (*on_exchange)(const struct link *link, uint64_t start_ns, uint64_t now_ns);
     struct blame *blame;                  /* borrowed: of both */
     char held_up[SHD_ERR_TEXT_BYTES / 2]; /* who the wait is for, cut; "": not known (yet) */
@@ -229,7 +230,7 @@ void link_heard(struct link *link, const struct call *call, uint64_t seq, bool b
 
 /* Exchange a ticket for the descriptor of its segment, checked for kind, size and seals
  * (a GPU's for kind alone).
- * SHD_EGONE: the connection is lost, with SHD_ECANCELED it is given up. */
+ * SHD_EGONE: the connection is lost, with SHD_ECANCELED and SHD_ETIMEDOUT it is given up. */
 int link_claim(struct link *link, const struct wire_segment *segment, int *ret_fd,
                struct shd_err *e);
 

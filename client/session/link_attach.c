@@ -281,11 +281,7 @@ static int claim_page(struct link *link, enum segment_kind kind, uint64_t ticket
                       int *ret_fd)
 {
     const struct wire_segment page = { .kind = kind, .ticket = ticket, .bytes = bytes };
-    struct shd_err why = { 0 };
-    const int r = link_claim(link, &page, ret_fd, &why);
-    if (r == SHD_ETIMEDOUT && link->state == LINK_UP)
-        link_down(link, &why); /* a late answer would be taken for another one */
-    return r;
+    return link_claim(link, &page, ret_fd, /* e= */ NULL);
 }
 
 /* Whatever the matter is: without a ring everything goes by the connection. */

@@ -8,6 +8,8 @@
 #include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/clock.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/sys.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 
@@ -588,5 +590,41 @@ TEST(owner_that_is_lost_after_its_answer_is_asked_again_where_need_be)
     shd_close(s);
     fixture_stop(&daemons);
 }
+
+#ifdef SHD_FAIL_POINTS
+
+static void stop_one(const char *name)
+{
+    if (strcmp(name, "get:answered") == 0)
+        kill(daemons.pids[1], SIGSTOP);
+}
+
+/* Between its answer and the segment that the answer offers. */
+TEST(daemon_that_pauses_before_it_passes_a_segment_costs_the_call_alone)
+{
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    float *values = sys_malloc(m->spec->units[1].elems * sizeof *values);
+    const uint64_t patient_ms = s->timeout_ns / NS_PER_MS;
+    CHECK(values != NULL);
+    for (int again = 0; again < 2; again++) {
+        fail_point_hook = stop_one;
+        limit_waits(s, test_paced(200));
+        EXPECT_STATUS(shd_get(m, 1, SHD_PARAMS, values, NULL, NULL, &e), SHD_ETIMEDOUT);
+        EXPECT_HAS(e.text, "segment: did not answer within");
+        fail_point_hook = NULL;
+        limit_waits(s, patient_ms);
+        kill(daemons.pids[1], SIGCONT);
+        EXPECT_OK(shd_get(m, 1, SHD_PARAMS, values, NULL, NULL, &e), &e);
+        EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    }
+    free(values);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+#endif
 
 TEST_MAIN()
