@@ -29,13 +29,16 @@
 
 /* -- Waiting ----------------------------------------------------------------------------------- */
 
+static void return_answered(struct link *link, const struct call *call,
+                            const struct wire_reply *reply);
+
 static int slot_timed_out(struct shd_model *m, struct shd_err *e)
 {
     const struct hub *hub = m->session->hub;
     for (uint32_t l = 0; l < hub->link_count; l++)
         for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
             const struct call *call = &hub->links[l].calls[i];
-            if (call->ctx != m || (call->arg & NO_SLOT) != 0)
+            if (call->fn != return_answered || call->ctx != m || (call->arg & NO_SLOT) != 0)
                 continue;
             const struct grad_slot *slot = &m->slots[call->arg];
             return link_err(

@@ -215,6 +215,33 @@ TEST(several_leases_are_held_given_back_and_waited_for)
     fixture_stop(&daemons);
 }
 
+/* What was given back is unanswered, too, and holds no slot. */
+TEST(gradient_that_holds_the_slot_is_named_where_a_lease_was_given_back)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    float *grad;
+    fixture_start(&daemons, 2, NULL);
+    const struct shd_options options = {
+        .size = sizeof options, .address = daemons.address, .timeout_ms = PATIENT_MS, .slots = 1
+    };
+    EXPECT_OK(shd_connect(&options, &s, &e), &e);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    for (uint32_t i = 0; i < TOY_MICROS; i++)
+        EXPECT_EQ(lease_one(m), i);
+    EXPECT_OK(shd_grad(m, 0, 2, &grad, &e), &e); /* the first one asks for inboxes */
+    memset(grad, 0, m->spec->units[2].elems * sizeof *grad);
+    kill(daemons.pids[1], SIGSTOP);
+    EXPECT_OK(shd_unlease(m, TOY_MICROS - 1, &e), &e);
+    EXPECT_OK(shd_return(m, 0, 2, &e), &e);
+    limit_waits(s, test_paced(300));
+    EXPECT_STATUS(shd_grad(m, 0, 1, &grad, &e), SHD_ETIMEDOUT);
+    EXPECT_HAS(e.text, "still holds unit 2, micro-batch 0 after");
+    kill(daemons.pids[1], SIGCONT);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* What a predecessor has returned a worker with a fixed share leaves out. */
 TEST(what_is_in_is_known)
 {
