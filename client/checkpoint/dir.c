@@ -371,8 +371,10 @@ void checkpoint_dir_close(struct checkpoint_dir *d)
         close(d->partial_fd);
     if (d->partial[0] != '\0')
         (void)remove_tree(d->fd, d->partial, NULL); /* the next saver tries again */
-    if (d->lock_fd >= 0)
+    if (d->lock_fd >= 0) {
+        flock(d->lock_fd, LOCK_UN); /* a child of meanwhile has the descriptor, too */
         close(d->lock_fd);
+    }
     if (d->fd >= 0)
         close(d->fd);
     free(d->path);

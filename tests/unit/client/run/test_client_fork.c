@@ -265,6 +265,33 @@ static void *fork_again_and_again(void *ctx)
     return NULL;
 }
 
+/* The lock on the directory is the child's, too. */
+TEST(child_of_while_a_checkpoint_was_saved_is_in_no_ones_way)
+{
+    struct shd_err e = { 0 };
+    int pipes[2];
+    bool done = false;
+    fixture_start(&daemons, 2, NULL);
+    make_ckpts();
+    struct parent p = be_parent();
+    shd_release(p.m, 0);
+    EXPECT(pipe(pipes) == 0);
+    EXPECT_OK(shd_checkpoint_begin(p.m, ckpts, NULL, &e), &e);
+    const pid_t child = loader(&p, /* bare= */ false, pipes);
+    close(pipes[0]);
+    while (!done) {
+        const int r = shd_checkpoint_poll(p.m, &done, NULL, &e);
+        EXPECT_OK(r, &e);
+    }
+    train_steps(p.m, 1);
+    save_ok(p.m, 0);
+    close(pipes[1]);
+    expect_well(child);
+    shd_close(p.s);
+    remove_ckpts();
+    fixture_stop(&daemons);
+}
+
 TEST(another_thread_may_fork_in_the_middle_of_steps)
 {
     char want[65], got[65];
