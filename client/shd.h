@@ -605,9 +605,9 @@ SHD_API int shd_checkpoint_poll(shd_model *m, bool *ret_done, struct shd_checkpo
  * or its index, of any tool (F32, BF16, F16, F64), at step 0. Then shd_model_attach() or _open().
  * With `replace` a model that is open gives way to it; the daemons end for that, and their keepers
  * start successors, which have it. Other models go on; sessions that have this one open end.
- * Errors: SHD_EEXIST the model is open; SHD_EBUSY it is to be replaced, and somebody trains or
- * saves it, without `force`; SHD_ENOTSUP likewise, and there are no keepers; SHD_ENOENT; SHD_EINVAL
- * damaged, or tensors missing or of other shapes, named. */
+ * Errors: SHD_EEXIST the model is open; SHD_EBUSY it is to be replaced, and this session has it
+ * open, or somebody trains or saves it, without `force`; SHD_ENOTSUP likewise, and there are no
+ * keepers; SHD_ENOENT; SHD_EINVAL damaged, or tensors missing or of other shapes, named. */
 struct shd_restore_options {
     size_t size;
     bool weights;

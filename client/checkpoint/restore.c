@@ -358,6 +358,8 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
                            : take_checkpoint(&r, path, o.spec_json, e);
     if (status == SHD_OK)
         status = check_spec(&r, &restored, e);
+    if (status == SHD_OK && o.replace)
+        status = session_check_closed(s, restored.model, e);
     if (status == SHD_OK)
         status = spec_out_init(&r.spec, r.spec_json, e);
     if (status == SHD_OK)

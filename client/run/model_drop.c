@@ -161,11 +161,7 @@ static int check(const shd_session *s, const char *name, struct shd_err *e)
     if (name == NULL || name[0] == '\0' || strlen(name) >= WIRE_NAME_BYTES_MAX)
         return err_set(e, SHD_EINVAL, "which model? a name of 1 to %u characters",
                        WIRE_NAME_BYTES_MAX - 1);
-    for (const struct shd_model *m = s->models; m != NULL; m = m->next)
-        if (strcmp(m->spec->name, name) == 0)
-            return err_set(e, SHD_EBUSY, "model '%s' is open in this session: close it first",
-                           name);
-    return SHD_OK;
+    return session_check_closed(s, name, e);
 }
 
 int shd_model_drop(shd_session *s, const char *name, const struct shd_drop_options *options,

@@ -28,6 +28,15 @@ int session_check(const struct shd_session *s, struct shd_err *e)
                    (int)s->pid, (int)getpid());
 }
 
+int session_check_closed(const struct shd_session *s, const char *name, struct shd_err *e)
+{
+    for (const struct shd_model *m = s->models; m != NULL; m = m->next)
+        if (strcmp(m->spec->name, name) == 0)
+            return err_set(e, SHD_EBUSY, "model '%s' is open in this session: close it first",
+                           name);
+    return SHD_OK;
+}
+
 struct shd_model *session_first(const struct shd_session *s)
 {
     return s->opening != NULL ? s->opening : s->models;

@@ -100,6 +100,9 @@ void unit_zero_gaps(const struct spec *spec, uint32_t unit, float *values);
 /* Errors: SHD_EINVAL in a child of the session's process. */
 int session_check(const struct shd_session *s, struct shd_err *e);
 
+/* Errors: SHD_EBUSY this session has a model of that name open. */
+int session_check_closed(const struct shd_session *s, const char *name, struct shd_err *e);
+
 /* Its owners, and their replicas. */
 uint32_t session_members(const struct shd_session *s);
 
