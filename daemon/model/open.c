@@ -62,9 +62,11 @@ static int check_session(struct open_work *w)
     return SHD_OK;
 }
 
+/* Who asks again has given up what it was answered before. */
 static int add_segment(struct op *op, enum segment_kind kind, const struct segment *segment)
 {
     struct wire_layout *layout = &op->reply.layout;
+    session_ticket_forget(op->daemon, op->session->id, segment->fd);
     const uint64_t ticket = session_ticket_new(op->session, segment->fd, kind, segment->bytes);
     if (ticket == 0)
         return err_set(&op->err, SHD_EBUSY,

@@ -43,9 +43,11 @@ static void finish(struct stage *stage, int status)
         stage_free(stage);
 }
 
+/* Who asks again has given up what it was answered before. */
 static int answer(const struct stage *stage, struct op *op)
 {
     const struct segment *segment = &stage->segment;
+    session_ticket_forget(op->daemon, op->session->id, segment->fd);
     const uint64_t ticket = stage->ended ? 0
                                          : session_ticket_new(op->session, segment->fd,
                                                               SEGMENT_STAGE, segment->bytes);

@@ -85,6 +85,15 @@ static int wait_digest(struct waiting *w, struct shd_err *e)
     return shd_digest(w->m, hex, NULL, e);
 }
 
+static int wait_get(struct waiting *w, struct shd_err *e)
+{
+    float *values = sys_malloc(w->m->spec->units[1].elems * sizeof *values);
+    CHECK(values != NULL);
+    const int r = shd_get(w->m, 1, SHD_PARAMS, values, NULL, NULL, e);
+    free(values);
+    return r;
+}
+
 static int wait_status(struct waiting *w, struct shd_err *e)
 {
     char *json;
@@ -168,6 +177,8 @@ TEST(each_wait_for_a_daemon_can_be_broken_off_and_made_again)
     expect_canceled(&w, wait_attach);
     expect_canceled(&w, wait_digest);
     expect_canceled(&w, wait_status);
+    for (int i = 0; i < 3; i++) /* more than a session's tickets, with no session anew in between */
+        expect_canceled(&w, wait_get);
     expect_canceled(&w, wait_save);
     expect_canceled(&w, wait_grad);
     w.next = 0;
@@ -180,6 +191,26 @@ TEST(each_wait_for_a_daemon_can_be_broken_off_and_made_again)
     expect_canceled(&w, wait_open);
     shd_close(w.s);
     remove_ckpts();
+    fixture_stop(&daemons);
+}
+
+/* Owner 0 has offered its segments each time. */
+TEST(attaching_that_timed_out_can_be_made_again)
+{
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 2, NULL);
+    shd_session *first = attach(PATIENT_MS), *s = attach(PATIENT_MS);
+    const uint64_t patient_ms = s->timeout_ns / NS_PER_MS;
+    shd_model *m = open_toy(first, toy_spec("f32", TOY_ADAMW));
+    kill(daemons.pids[1], SIGSTOP);
+    limit_waits(s, 50);
+    for (int again = 0; again < 20; again++)
+        EXPECT_STATUS(shd_model_attach(s, "toy", &m, &e), SHD_ETIMEDOUT);
+    limit_waits(s, patient_ms);
+    kill(daemons.pids[1], SIGCONT);
+    EXPECT_OK(shd_model_attach(s, "toy", &m, &e), &e);
+    shd_close(s);
+    shd_close(first);
     fixture_stop(&daemons);
 }
 
