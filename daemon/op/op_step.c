@@ -272,6 +272,20 @@ static int add_norms(struct op *op)
     return SHD_OK;
 }
 
+/* Who asks again has given up what it asked before: of a session one waits at most. */
+static void replace_waiting(struct op *op)
+{
+    for (struct op **at = &op->model->waits.phase; *at != NULL; at = &(*at)->next) {
+        struct op *other = *at;
+        if (other->req.type != WIRE_PREPARE || other->session != op->session)
+            continue;
+        *at = other->next;
+        other->next = NULL;
+        op_finish(other, err_set(&other->err, SHD_ESTEP, "the session asks once more"));
+        break;
+    }
+}
+
 static int op_prepare(struct op *op)
 {
     const struct wire_prepare *req = &op->req.prepare;
@@ -285,8 +299,10 @@ static int op_prepare(struct op *op)
     op->session->prepared = (struct session_prepared){ op->model->handle, req->step };
     struct step_prepared p;
     r = step_prepare(op->model->core, req->step, &p, &op->err);
-    if (r == SHD_PENDING)
+    if (r == SHD_PENDING) {
+        replace_waiting(op);
         model_wait(op->model, op);
+    }
     if (r != SHD_OK)
         return r;
     verified_prepared(op->model, req->step);

@@ -194,6 +194,31 @@ TEST(each_wait_for_a_daemon_can_be_broken_off_and_made_again)
     fixture_stop(&daemons);
 }
 
+/* More often than a session may have requests open. */
+TEST(commit_that_timed_out_again_and_again_goes_on)
+{
+    const struct shd_update update = toy_update(0);
+    struct shd_err e = { 0 };
+    char want[65], got[65];
+    toy_reference(toy_spec("f32", TOY_ADAMW), 2, want);
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    const uint64_t patient_ms = s->timeout_ns / NS_PER_MS;
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    limit_waits(s, 5);
+    for (uint32_t again = 0; again < 2 * HUB_CALLS_MAX; again++) {
+        EXPECT_STATUS(shd_commit(m, &update, NULL, &e), SHD_ETIMEDOUT);
+        EXPECT_HAS(e.text, "did not answer Prepare of step 0");
+    }
+    limit_waits(s, patient_ms);
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    digest_of(m, got);
+    EXPECT_STR(got, want);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* Owner 0 has offered its segments each time. */
 TEST(attaching_that_timed_out_can_be_made_again)
 {

@@ -473,8 +473,8 @@ TEST(requests_that_wait_keep_no_other_session_from_going_on)
         EXPECT_STATUS(raw_hello(&crowd[i], SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
         const uint32_t handle = raw_attach(&crowd[i], 1);
         for (uint32_t k = 0; k < 128; k++) {
-            struct wire_request req = { .type = WIRE_PREPARE,
-                                        .prepare = { .model = handle, .step = shd_step(model) } };
+            struct wire_request req = { .type = WIRE_LEASE,
+                                        .lease = { .model = handle, .step = shd_step(model) } };
             raw_send(&crowd[i], frame, raw_pack(&crowd[i], &req, frame, sizeof frame));
         }
     }
