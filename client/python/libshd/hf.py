@@ -195,7 +195,7 @@ class Mixin:
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """What has the norm after the step, which is when it is logged."""
         if grad_norm is None:
-            grad_norm = torch.full((), float('nan'))
+            grad_norm = torch.full((), float('nan'), dtype=torch.float32, device='cpu')
             ENGINES[self.model].norms.append(grad_norm)
         return grad_norm
 

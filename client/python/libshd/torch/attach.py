@@ -131,7 +131,8 @@ def values_of(unit: Unit, init: Optional[Callable[[nn.Module], None]]) -> dict[P
         names = {key: p for key, p in owner._parameters.items() if p is not None}
         try:
             for key, p in names.items():
-                owner._parameters[key] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype), p.requires_grad)
+                empty_one = torch.empty(p.shape, dtype=p.dtype, device='cpu')
+                owner._parameters[key] = nn.Parameter(empty_one, p.requires_grad)
             (init or _reset)(owner)
             made = {id(p): owner._parameters[key] for key, p in names.items()}
         finally:

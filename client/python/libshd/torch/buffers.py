@@ -64,7 +64,7 @@ class Buffers:
 
     def values(self, unit: Unit) -> torch.Tensor:
         """Of the unit, as they are in the module."""
-        array = torch.zeros(elems_of(unit))
+        array = torch.zeros(elems_of(unit), dtype=torch.float32, device='cpu')
         for part in unit.parts:
             array[part.offset:part.offset + part.parameter.numel()] = self.tensor(part).detach().flatten()
         return array
@@ -72,7 +72,7 @@ class Buffers:
     def read(self, unit: Unit, address: int) -> None:
         """The owners' values of an acquired unit, which is released; fp32, whatever parameters are published in."""
         try:
-            values = torch.empty(self.model.unit_elems(unit.index))
+            values = torch.empty(self.model.unit_elems(unit.index), dtype=torch.float32, device='cpu')
             if self.model.dtype == _c.SHD_F32 and isinstance(self.device, Host):
                 ctypes.memmove(values.data_ptr(), address, values.numel() * 4)
             else:

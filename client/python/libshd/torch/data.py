@@ -32,8 +32,9 @@ class Sampler(torch.utils.data.Sampler):
         per_epoch = self.count // self.size
         epoch, at = divmod(step * self.micros + micro, per_epoch)
         if epoch != self._epoch:
-            source = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            self._order = torch.randperm(self.count, generator=source) if self.shuffle else torch.arange(self.count)
+            source = torch.Generator('cpu').manual_seed(self.seed * 1_000_003 + epoch)
+            self._order = (torch.randperm(self.count, generator=source, device='cpu') if self.shuffle else
+                           torch.arange(self.count, device='cpu'))
             self._epoch = epoch
         return self._order[at * self.size:(at + 1) * self.size].tolist()
 

@@ -149,7 +149,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """At the coming step the gradient's norm is at most this. What is returned has the norm after step()."""
-        norm = torch.full((), float('nan'))
+        norm = torch.full((), float('nan'), dtype=torch.float32, device='cpu')
         self.engine.clip(max_norm, norm)
         return norm
 

@@ -6,6 +6,7 @@ stage, and of a tensor that is cut the rows or columns that are its. Of each uni
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import zlib
 from typing import Any, Iterator, Optional, Sequence
@@ -175,7 +176,7 @@ class Ranks:
         sizes = [*map(_bytes_of, unit.parts), len(mine)]  # and of each whether there is one
         packed = torch.zeros(sum(sizes), dtype=torch.uint8, device=cut.local(unit.parts[0].parameter).device)
         *places, there = packed.split(sizes)
-        there.copy_(torch.tensor([grad is not None for grad in mine]))
+        there.copy_(torch.tensor([grad is not None for grad in mine], device='cpu'))
         for to, part, grad in zip(places, unit.parts, mine):
             if grad is not None:
                 raw = _raw(grad) if part.cut.dim is not None else _sum_of(grad)
@@ -234,7 +235,8 @@ def _raw(grad: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_of(grad: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(list(zlib.crc32(_raw(grad).cpu().numpy()).to_bytes(4, 'little')), dtype=torch.uint8)
+    return torch.tensor(list(zlib.crc32(_raw(grad).cpu().numpy()).to_bytes(4, 'little')), dtype=torch.uint8,
+                        device='cpu')
 
 
 # -- What shard() is given -----------------------------------------------------------------------------
@@ -262,7 +264,7 @@ def _check_dp(dp: Any) -> tuple[int, int]:
 def _group_of(ranks: torch.Tensor, data: list[int], me: int) -> tuple[list[int], Any]:
     """The ranks that differ from this one in no dimension of data, and their process group: all make all of these."""
     within = [dim for dim in range(ranks.dim()) if dim not in data]
-    rows = ranks.permute(*data, *within).reshape(-1, int(torch.tensor([ranks.shape[dim] for dim in within]).prod()))
+    rows = ranks.permute(*data, *within).reshape(-1, math.prod(ranks.shape[dim] for dim in within))
     if len(rows) == 1:
         return rows[0].tolist(), dist.group.WORLD
     mine: tuple[list[int], Any] = ([], None)

@@ -32,7 +32,7 @@ class Reader:
     def snapshot(self) -> Iterator[Snapshot]:
         """The parameters of one step, copied; `step` says which. For torch.func.functional_call(module, them, x)."""
         dtype = _TYPES[self.model.dtype]
-        arrays = [torch.empty(self.model.unit_elems(unit), dtype=dtype)
+        arrays = [torch.empty(self.model.unit_elems(unit), dtype=dtype, device='cpu')
                   for unit in range(len(self.model.unit_names()))]
         found = Snapshot()
         found.step = self.model.read_step([array.data_ptr() for array in arrays])

@@ -35,7 +35,7 @@ class Stamp(NamedTuple):
 
 def read(engine: Engine, unit: Unit, array: int) -> tuple[torch.Tensor, Stamp]:
     """An array of a unit as the owners have it, fp32."""
-    values = torch.empty(engine.model.unit_elems(unit.index), dtype=torch.float32)
+    values = torch.empty(engine.model.unit_elems(unit.index), dtype=torch.float32, device='cpu')
     return values, Stamp(*engine.model.get(unit.index, array, values.data_ptr()))
 
 
@@ -55,7 +55,7 @@ def _is_there(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, whole: boo
             if not bits >> array & 1:
                 continue
             found = read(engine, unit, array)[0]
-            wanted = found.clone() if whole else torch.zeros(elems_of(unit))
+            wanted = found.clone() if whole else torch.zeros(elems_of(unit), dtype=torch.float32, device='cpu')
             fill(unit, array, wanted)
             if whole and not torch.equal(found, wanted):
                 return False
@@ -263,6 +263,11 @@ def _indices(optimizer: Any) -> dict[nn.Parameter, int]:
     return found
 
 
+def _count(updates: int) -> torch.Tensor:
+    """As PyTorch has it in a state."""
+    return torch.tensor(float(updates), dtype=torch.float32, device='cpu')
+
+
 def optimizer_state(optimizer: Any, packed: dict[str, Any]) -> dict[str, Any]:
     """packed, PyTorch's state_dict() without state, with the owners' state in it. Unit by unit."""
     engine = optimizer.engine
@@ -285,12 +290,12 @@ def optimizer_state(optimizer: Any, packed: dict[str, Any]) -> dict[str, Any]:
                              'workers are between the same two steps')
             for part, own in _statistics(unit, values).items() if of.updates else ():
                 packed['state'][indices[part.parameter]] = {
-                    'step': torch.tensor(float(of.updates)), **{name: value.clone() for name, value in own.items()}}
+                    'step': _count(of.updates), **{name: value.clone() for name, value in own.items()}}
             continue
         for part in unit.parts:
             state = {name: engine.view(array, part).clone() for name, array in zip(_names(optimizer, part), arrays)}
             if 'exp_avg' in state:
-                state = {'step': torch.tensor(float(of.updates)), **state}
+                state = {'step': _count(of.updates), **state}
             if state:
                 packed['state'][indices[part.parameter]] = state
     return packed
@@ -383,7 +388,7 @@ def load_optimizer_state(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
                 raise InvalidArgument(f'{name} of {part.name!r} has shape {tuple(value.shape)}, the parameter '
                                       f'{tuple(part.parameter.shape)}')
     for unit in engine.trainable if is_adafactor(optimizer.original) else ():
-        for part, own in _statistics(unit, torch.empty(engine.model.unit_elems(unit.index))).items():
+        for part, own in _statistics(unit, torch.empty(engine.model.unit_elems(unit.index), device='meta')).items():
             for name, value in states.get(part.parameter, {}).items():
                 if name in own and value.shape != own[name].shape:
                     raise InvalidArgument(f'{name} of {part.name!r} has shape {tuple(value.shape)}, its parameter\'s has '
@@ -395,7 +400,7 @@ def load_optimizer_state(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
         for part, own in _statistics(unit, to).items():
             for name, value in own.items():
                 theirs = states.get(part.parameter, {}).get(name)
-                value.copy_(theirs if theirs is not None else torch.zeros(()))
+                value.copy_(theirs) if theirs is not None else value.zero_()
 
     def fill(unit: Unit, array: int, to: torch.Tensor) -> None:
         to.zero_()
@@ -468,7 +473,7 @@ class _File:
         dtype, shape = _DTYPES[entry['dtype']], entry['shape']
         count = torch.Size(shape).numel()
         if not count:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device='cpu')
         begin = self.at + entry['data_offsets'][0]
         if begin % dtype.itemsize:  # not aligned: a copy is
             raw = bytearray(self.bytes[begin:begin + count * dtype.itemsize])

@@ -500,6 +500,41 @@ class Afterwards(Case):
         opt.step()
 
 
+class Defaults(unittest.TestCase):
+    """PyTorch's own, which a program may set: what is the owners' is fp32 in host memory with any."""
+
+    def trained(self, name, dtype=torch.float32, device='cpu'):
+        def work():
+            torch.manual_seed(1)
+            module, draw = Normed(), torch.Generator().manual_seed(1)
+            batches = [torch.randn(8, 4, generator=draw) for _ in range(3)]
+            with torch.device('meta'):
+                module.more = nn.Linear(1, 3)
+            init = nn.init.zeros_
+            torch.set_default_dtype(dtype)
+            torch.set_default_device(device)
+            module, opt = sd.shard(module, adamw(module.parameters()), name=name,
+                                   init=lambda inner: [init(p) for p in inner.parameters()])
+            order = sd.Sampler(module, range(64), 8).batch(0, 1)
+            for x in batches:
+                (module(x).square().mean() + module.more(x[:, :1]).square().mean()).backward()
+                norm = opt.clip_grad_norm_(1.0)
+                opt.step()
+            state = opt.state_dict()
+            opt.load_state_dict(state)
+            with sd.reader(name=name) as reader, reader.snapshot() as read:
+                weight = read['fc.weight'].tolist()
+            return (sd.digest(module), order, norm.item(), weight, [b.tolist() for b in module.buffers()],
+                    [(value.dtype, value.tolist()) for each in state['state'].values() for value in each.values()])
+        return run(work)[0]
+
+    def test_they_change_nothing(self):
+        plain = self.trained('defaults')
+        for at, default in enumerate(({'dtype': torch.bfloat16}, {'dtype': torch.float64}, {'device': 'meta'})):
+            with self.subTest(**default):
+                self.assertEqual(self.trained(f'defaults-{at}', **default), plain)
+
+
 class Graphs(Case):
     """What PyTorch walks through with BatchNorm, it walks through when it is sharded."""
 
