@@ -81,6 +81,7 @@ class Result(NamedTuple):
 
 
 _GUARDS = ('', 'norm_above', 'norm_zscore', 'loss_zscore', 'unit_norm_above', 'unit_norm_zscore')
+_OPEN = (1 << 64) - 1  # in a struct that no commit has filled yet
 
 
 class _Interrupts:
@@ -239,6 +240,7 @@ class Model(_Open):
         self.session, self._handle, self.created = session, handle, created
         session._models.add(self)
         self._pointer = ctypes.c_void_p()
+        self._result: Optional[_c.shd_result] = None  # of a commit that has not returned
 
     def fork(self, name: str, step: Optional[int] = None, set: Optional[str] = None) -> int:
         """A second model of what this one is at its open step, which is returned; step: at that one, of which all
@@ -375,22 +377,36 @@ class Model(_Open):
 
     def commit(self, lr: float, *, clip_norm: float = 0, groups: Sequence[Sequence[float]] = (),
                divide_by: int = 0, dynamic_loss_scale: bool = False) -> Result:
-        """groups: for each (lr, weight_decay, beta1, beta2) of this step. divide_by: struct shd_update."""
-        rates = (_c.shd_rates * len(groups))(*[_c.shd_rates(*group) for group in groups])
-        update = sized(_c.shd_update, lr=lr, clip_norm=clip_norm, divide_by=divide_by,
-                       dynamic_loss_scale=dynamic_loss_scale, groups=rates, group_count=len(groups))
-        result = sized(_c.shd_result)
-        interrupts = self.session._interrupts
-        interrupts.watch = self.session.watch and self.session.watch()
-        try:
-            self.session.call(lib.shd_commit, self.handle, ctypes.byref(update), ctypes.byref(result))
-        finally:
-            interrupts.watch = None
-        return Result(result.step, result.grad_norm, result.skipped, result.over, result.reported,
+        """groups: for each (lr, weight_decay, beta1, beta2) of this step. divide_by: struct shd_update. Where a
+        signal's handler has raised behind the library's call, the next one returns what that came to."""
+        if not self.committed:
+            self._commit(lr, clip_norm, groups, divide_by, dynamic_loss_scale)
+        result = self._result
+        told = Result(result.step, result.grad_norm, result.skipped, result.over, result.reported,
                       tuple(result.metrics), _GUARDS[result.guard] if result.guard < len(_GUARDS) else '?',
                       result.guard_value, result.guard_bound, result.stopped, result.rewound,
                       lib.shd_unit_name(self.handle, result.cause_unit - 1).decode() if result.cause_unit else '',
                       result.cause_norm, result.cause_micro - 1, result.guard_step - 1)
+        self._result = None
+        return told
+
+    @property
+    def committed(self) -> bool:
+        """A step is over, and commit() has not returned what it came to."""
+        return self._result is not None and self._result.step != _OPEN
+
+    def _commit(self, lr: float, clip_norm: float, groups: Sequence[Sequence[float]], divide_by: int,
+                dynamic_loss_scale: bool) -> None:
+        rates = (_c.shd_rates * len(groups))(*[_c.shd_rates(*group) for group in groups])
+        update = sized(_c.shd_update, lr=lr, clip_norm=clip_norm, divide_by=divide_by,
+                       dynamic_loss_scale=dynamic_loss_scale, groups=rates, group_count=len(groups))
+        self._result = sized(_c.shd_result, step=_OPEN)
+        interrupts = self.session._interrupts
+        interrupts.watch = self.session.watch and self.session.watch()
+        try:
+            self.session.call(lib.shd_commit, self.handle, ctypes.byref(update), ctypes.byref(self._result))
+        finally:
+            interrupts.watch = None
 
     @property
     def loss_scale(self) -> float:

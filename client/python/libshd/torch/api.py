@@ -279,6 +279,9 @@ def leases(module: nn.Module, steps: int, schedule: Any = None, clip_norm: float
         raise Misuse('leases() of a module whose micro-batches are shared out by rank: say shard(micro_batches=M)')
     optimizer = engine.optimizer()
     begun = _Begun(schedule, optimizer)
+    if engine.over:
+        with contextlib.suppress(StepReset):
+            optimizer.finish()
     while engine.merge() or engine.asked() < steps:
         begun.look(engine.step)
         while schedule is not None and schedule.last_epoch < engine.step:

@@ -135,8 +135,10 @@ class Engine:
         self.missing: Optional[dict[Unit, set[Part]]] = None  # of the backward that goes on
         self.spoilt = ''                # why the open step cannot be ended
         self.due: Optional[tuple[int, Unit, list[Any]]] = None
+        self.told: Any = None           # `due` whose metrics the owners have
         self.handles: list[Any] = []    # of hooks
-        self.sealed = False             # everything is returned; the commit was broken off
+        self.sealed: Optional[tuple[int, int]] = None  # everything is returned: the step that is being ended, and puts
+        self.result: Optional[Result] = None           # what that came to
         self.optimizer: Any = None      # its face, weakly
         self.leased: Optional[int] = None  # the micro-batch that leases() has handed out
         self.void = False               # the step has begun again since, so it is dropped
@@ -508,6 +510,9 @@ class Engine:
         as a forward has made them, whose backward is to come."""
         refuse(self, 'giving up a step', 'its ranks are in step with each other; end the group and start it again, as '
                'torchrun --max-restarts does')
+        if self.over:  # nothing of the open step is here
+            self.decide(0.0, ())
+            return
         if self.handed:
             try:
                 self.model.reset_step()
@@ -522,7 +527,7 @@ class Engine:
         """The step has begun again, and nothing of it is here. With grads="step" gradients (and buffers) stay: they
         are all there is to it."""
         self.open, self.missing, self.due, self.spoilt = False, None, None, ''
-        self.backwards, self.metrics, self.sealed, self.handed = 0, {}, False, False
+        self.backwards, self.metrics, self.sealed, self.result, self.handed = 0, {}, None, None, False
         self.ran = self.ran and not buffers  # a forward, whose backward is to come
         self.forget_names()
         if self.stream:
@@ -608,6 +613,13 @@ class Engine:
         if self.due is None:
             return
         micro, unit, grads = self.due
+        if self.told is not self.due:
+            self.tell_metrics(micro)
+            self.told = self.due
+        self.send(micro, unit, grads)
+        self.due = self.told = None
+
+    def tell_metrics(self, micro: int) -> None:
         if self.weighted and 'weight' not in self.metrics:
             raise Misuse("loss='sum', and a micro-batch without weight: call sd.weight(model, n) for each, after its "
                          'forward')
@@ -621,8 +633,6 @@ class Engine:
             self.names = names
             self.tell(self.model.report, micro, [self.metrics[name] for name in names], _in_brief(names))
             self.metrics = {}
-        self.send(micro, unit, grads)
-        self.due = None
 
     def send(self, micro: int, unit: Unit, grads: list[Any]) -> None:
         if all(grad is None for grad in grads):
@@ -727,40 +737,48 @@ class Engine:
     def commit(self, lr: float, groups: Iterable[Any], idle: bool = False) -> Result:
         if self.elastic:
             raise Misuse('step() outside of leases(), which shard(micro_batches=…) is for')
-        groups, metrics, step, puts = tuple(groups), dict(self.metrics), self.model.step, self.model.puts
+        groups, metrics, step = tuple(groups), dict(self.metrics), self.model.step
         while True:
             try:
                 if not self.sealed:
                     self.gather(idle)
-                result = self.end_step(lr, groups)
+                self.end_step(lr, groups)
                 break
             except StepReset:
                 if self.stream or self.model.step != step:
                     raise  # else the gradients are still here, and of the step
                 self.metrics = dict(metrics)
-        return self.ended(result, step, puts)
+        return self.ended()
 
     def decide(self, lr: float, groups: Iterable[Any]) -> Result:
         """End the step, when all workers have returned all of it."""
-        step, puts = self.model.step, self.model.puts
-        return self.ended(self.end_step(lr, groups), step, puts)
+        self.end_step(lr, groups)
+        return self.ended()
 
-    def end_step(self, lr: float, groups: Iterable[Any]) -> Result:
-        self.sealed = True
+    @property
+    def over(self) -> bool:
+        """A step is, and what ends it here was broken off: it is ended by the same call, whatever that is told."""
+        return self.result is not None or self.model.committed
+
+    def end_step(self, lr: float, groups: Iterable[Any]) -> None:
+        if self.result is not None:
+            return
+        self.sealed = self.sealed or (self.model.step, self.model.puts)
         for unit in self.units:
             self.release(unit)
         groups = (*groups, *[(float('nan'),) * 4] * bool(self.buffers.units))  # they have no rates
         try:
-            return self.model.commit(lr, clip_norm=self.clip_norm, groups=groups, divide_by=1 if self.weighted else 0,
-                                     dynamic_loss_scale=self.scales)
+            self.result = self.model.commit(lr, clip_norm=self.clip_norm, groups=groups,
+                                            divide_by=1 if self.weighted else 0, dynamic_loss_scale=self.scales)
         except StepReset as e:
             self.was_reset(e)
 
-    def ended(self, result: Result, step: int, puts: int) -> Result:
-        """The step, which had these numbers, is over. That the model goes back from here on (StepReset) takes the
-        gradients with it, also where it goes back to this step."""
+    def ended(self) -> Result:
+        """The step that is being ended is over. That the model goes back from here on (StepReset) takes the gradients
+        with it, also where it goes back to this step. Broken off, it is begun again."""
+        result, (step, puts) = self.result, self.sealed
         self.known = max(self.known, self.model.step)
-        self.sealed, self.backwards, self.clip_norm, self.metrics = False, 0, 0.0, {}
+        self.backwards, self.clip_norm, self.metrics = 0, 0.0, {}
         self.handed, self.unscaled, self.ran, self.forward, self.resets = False, 1.0, False, '', 0
         for norm in self.norms:
             norm.__class__ = torch.Tensor
@@ -776,6 +794,7 @@ class Engine:
             raise StepReset(f'the model went back{why}. {self.back()}')
         if not self.elastic and 0 < self.model.puts - puts == self.model.step - step:  # they took this step's place
             if not self.new:
+                self.sealed = self.result = None
                 raise Misuse(f'the gradients of this step were dropped. {APART}')
             if self.ranks is not None:
                 apart(Misuse('the gradients of this step were dropped'))
@@ -796,6 +815,7 @@ class Engine:
         if not self.overlap:
             self.wait_all()
         self.merge()
+        self.sealed = self.result = None
         return result
 
     def merge(self) -> bool:

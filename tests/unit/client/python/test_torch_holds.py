@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import unittest
+import unittest.mock
 
 import torch_run
 from torch_run import first, kill_here, run
@@ -959,6 +960,80 @@ class Interrupts(unittest.TestCase):
         passed, step = run(work)[0]
         self.assertEqual(step, 0)
         self.assertLess(passed, 0.3 * torch_run.PACE)
+
+    def train(self, name, where=None, behind=True, again=lambda opt: opt.step(), **flags):
+        """The digest of three steps, what each came to, and how often one was broken off. where: of a function, whose
+        second call in a step() a signal's handler ends, behind what it does or before. again: what is done then."""
+        def work():
+            module, opt = sd.shard(module := made(Normed), adamw(module), name=name, **flags)
+            told, broken, calls = {}, 0, []
+            owner, of = where(opt.engine) if where else (opt.engine, 'settle')
+            plain = getattr(owner, of)
+
+            def call(*arguments):
+                calls.append(opt.engine.missing is None)  # in step()
+                ends = where and calls[-1] and sum(calls) == 2
+                if ends and not behind:
+                    raise KeyboardInterrupt
+                if sum(calls) > 4:
+                    raise AssertionError('a step is ended of which nothing was returned')
+                answer = plain(*arguments)
+                if ends:
+                    raise KeyboardInterrupt
+                return answer
+            with unittest.mock.patch.object(owner, of, call):
+                while (step := sd.step_of(module)) < 3:
+                    module(step).backward()
+                    sd.report(module, loss=float(step))
+                    if flags:
+                        sd.weight(module, 2)
+                    try:
+                        opt.step()
+                    except KeyboardInterrupt:
+                        broken += 1
+                        again(opt)
+                    told[step] = opt.last.step, opt.last.metrics, opt.last.grad_norm
+            return sd.digest(module), told, broken
+        return run(work)[0]
+
+    def test_a_step_that_is_over(self):
+        """The signal comes when the library's call has succeeded, or behind that."""
+        digest, told, _ = self.train('not-broken-off')
+        for at, where in enumerate((lambda _: (libshd.session.lib, 'shd_commit'), lambda engine: (engine, 'refresh'),
+                                    lambda engine: (engine, 'merge'))):
+            self.assertEqual(self.train(f'broken-off-{at}', where), (digest, told, 1), at)
+        given_up = self.train('given-up', lambda _: (libshd.session.lib, 'shd_commit'),
+                              again=lambda opt: opt.zero_grad())
+        self.assertEqual((given_up[0], given_up[2]), (digest, 1))
+
+    def test_a_step_of_leases_that_is_over(self):
+        def train(name, breaks):
+            def work():
+                module, opt = sd.shard(module := made(Normed), adamw(module), name=name, micro_batches=2)
+                commit, calls, broken = libshd.session.lib.shd_commit, [], 0
+
+                def call(*arguments):
+                    calls.append(commit(*arguments))
+                    if breaks and len(calls) in (2, 3):  # the last one, too
+                        raise KeyboardInterrupt
+                    return calls[-1]
+                with unittest.mock.patch.object(libshd.session.lib, 'shd_commit', call):
+                    for _ in range(3):
+                        with contextlib.suppress(KeyboardInterrupt):
+                            for step, micro in sd.leases(module, 3):
+                                module(1000 * step + micro).backward()
+                                opt.step()
+                            break
+                        broken += 1
+                return sd.digest(module), opt.last.step, opt.last.grad_norm, len(calls), broken
+            return run(work)[0]
+        self.assertEqual(train('leases-broken-off', True), (*train('leases-not-broken-off', False)[:-1], 2))
+
+    def test_the_last_unit_of_a_step(self):
+        digest, told, _ = self.train('sums', loss='sum')
+        for behind in (False, True):
+            again = self.train(f'sums-broken-off-{behind}', lambda engine: (engine, 'send'), behind, loss='sum')
+            self.assertEqual(again, (digest, told, 1), behind)
 
     def test_what_else_is_waited_for(self):
         def work():
