@@ -1,6 +1,7 @@
 """What a rank of a group (parallel.py) has of a tensor of which the owners have all."""
 from __future__ import annotations
 
+import weakref
 from typing import Any, NamedTuple, NoReturn, Optional
 
 import torch
@@ -40,14 +41,29 @@ def place(part: Any, whole: torch.Tensor) -> None:
     p = part.parameter
     if part.cut is None or not is_cut(p):
         if p.is_meta:
-            torch.utils.swap_tensors(p, nn.Parameter(whole, part.trainable))
+            _swap(part, whole)
         p.data = whole
     elif p.is_meta or p.dtype != whole.dtype:
         made = type(p).from_local(part.cut.own(whole), p.device_mesh, p.placements, run_check=False, shape=whole.shape,
                                   stride=whole.stride())
-        torch.utils.swap_tensors(p, nn.Parameter(made, part.trainable))
+        _swap(part, made)
     else:
         p._local_tensor = part.cut.own(whole)
+
+
+def _swap(part: Any, values: torch.Tensor) -> None:
+    """PyTorch does so with nothing that anybody refers to weakly, as an RNN does to its own."""
+    owner, weights = part.owner, [ref and ref() for ref in getattr(part.owner, '_flat_weight_refs', ())]
+    if weights:
+        owner._flat_weight_refs = []
+    try:
+        torch.utils.swap_tensors(part.parameter, nn.Parameter(values, part.trainable))
+    except RuntimeError as e:
+        raise NotSupported(f'{part.name!r}, of {type(owner).__name__}, is on the meta device, and cannot come to be in '
+                           f'its place ({e}): drop what refers to it, or make it on the host') from None
+    finally:
+        if weights:
+            owner._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in weights]
 
 
 def keep(p: torch.Tensor) -> None:

@@ -154,7 +154,11 @@ class Engine:
         self.copied: dict[Unit, torch.Tensor] = {}  # by a group alone, see agree(): the owners' arrays
         self.writing = False            # writable(): parameters are private copies
         self.closed = False
-        self.adopt()
+        try:
+            self.adopt()
+        except BaseException:
+            self.let_go()  # the session is closed next, and its memory gone
+            raise
 
     @property
     def fixed(self) -> bool:
@@ -262,13 +266,17 @@ class Engine:
         for handle in self.handles:
             handle.remove()
         self.wait_all()
-        for unit in self.units:
-            for part in unit.parts:
-                unguard(part.parameter)
-                keep(part.parameter)
+        self.let_go()
         self.model.session.close()
         if self.merger is not None:
             self.merger.close()
+
+    def let_go(self) -> None:
+        """Parameters that may lie in the owners' memory become private copies."""
+        for part in (part for unit in self.units if unit.array is not None for part in unit.parts):
+            unguard(part.parameter)
+            if not part.parameter.is_meta:
+                keep(part.parameter)
 
     @staticmethod
     def view(array: torch.Tensor, part: Part) -> torch.Tensor:

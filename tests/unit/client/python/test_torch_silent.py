@@ -6,6 +6,7 @@ import subprocess
 import sys
 import unittest
 import unittest.mock
+import weakref
 
 import torch_run
 from torch_run import run
@@ -437,6 +438,38 @@ class Arguments(Case):
             odd = Odd()
         self.refuses(self.shard, module=odd, says=r'Odd has no reset_parameters.*shard\(init=')
         self.refuses(self.shard, module=odd, init=3, kind=INVALID, says='init=3: must be a function of a module')
+
+    def test_recurrent_layers_on_the_meta_device(self):
+        def trained(device):
+            with torch.device(device):
+                module = nn.LSTM(4, 4, num_layers=2)
+            module, opt = self.shard(module=module) if device == 'cpu' else self.shard(
+                module=module, init=lambda made: made.load_state_dict(values))
+            start = {key: p.detach().clone() for key, p in module.named_parameters()}
+            for _ in range(2):
+                module(self.X)[0].square().sum().backward()
+                opt.step()
+            return start, sd.digest(module), module._weights_have_changed()
+        values, digest, _ = trained('cpu')
+        self.assertEqual(trained('meta')[1:], (digest, False))
+
+    def test_a_shard_that_fails_half_way(self):
+        """What was laid in the owners' memory is the module's own again."""
+        def work():
+            module = Two()
+            with torch.device('meta'):
+                module.last = nn.Linear(4, 4)
+            before, seen = module.layers[0].weight.detach().clone(), weakref.ref(module.last.weight)
+            for _ in range(2):
+                self.refuses(self.shard, module=module, kind=REFUSED, says="'last.weight', of Linear, is on the meta")
+                self.assertIs(type(module.layers[0].weight), nn.Parameter)
+                self.assertTrue(torch.equal(module.layers[0].weight, before))
+            del seen
+            module, opt = self.shard(module=module)
+            module(self.X).backward()
+            opt.step()
+            return True
+        self.assertEqual(run(work), [True])
 
 
 class Afterwards(Case):
