@@ -236,6 +236,7 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
     ENGINES[module] = engine
     engine.stages = module if isinstance(module, Stages) else None  # which nobody else may keep
     add_hooks(module, engine)
+    engine.let_root_go(module)
     if not getattr(module, '_is_accelerate_prepared', False):
         module._is_accelerate_prepared = Prepared()  # type: ignore[assignment]
     return module, Optimizer(engine, optimizer)

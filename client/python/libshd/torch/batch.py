@@ -28,7 +28,8 @@ def _lacks_memory(error: BaseException) -> bool:
 def _give_up() -> None:
     """What the attempt has left: gradients of open steps, cycles that hold tensors, a GPU's cache."""
     for engine in list(ENGINES.values()):
-        engine.optimizer().zero_grad()
+        if (optimizer := engine.optimizer()) is not None:  # else the attempt's own
+            optimizer.zero_grad()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -271,6 +271,14 @@ class Engine:
         if self.merger is not None:
             self.merger.close()
 
+    def let_root_go(self, module: nn.Module) -> None:
+        """ENGINES would keep a module that is referred to from here."""
+        for unit in self.every:
+            unit.modules = []  # hooks are made
+            for part in unit.parts:
+                if part.owner is module:
+                    part.owner = weakref.proxy(module)
+
     def let_go(self) -> None:
         """Parameters that may lie in the owners' memory become private copies."""
         for part in (part for unit in self.units if unit.array is not None for part in unit.parts):

@@ -3,6 +3,7 @@
 import resource
 import sys
 import unittest
+import weakref
 
 import torch_run
 
@@ -85,6 +86,30 @@ class Halves(unittest.TestCase):
             (_, _, _, _, want), = torch_run.run(lambda: work(False, **flags))
             self.assertEqual((tried, found, again, step), ([32, 16, 8, 4, 4], 4, 4, 3))
             self.assertEqual(digest, want)
+
+    def test_a_function_that_shards(self):
+        """What an attempt has made goes with it."""
+        class Token(Two):
+            def __init__(self):
+                super().__init__()
+                self.cls_token = nn.Parameter(torch.zeros(4))
+
+        def work():
+            seen, tried, _ = [], [], sharded('without-its-optimizer')[0]
+
+            @sd.find_executable_batch_size(starting_batch_size=8)
+            def train(size):
+                tried.append(size)
+                module = Token()
+                seen.append(weakref.ref(module))
+                module, opt = sd.shard(module, torch.optim.AdamW(module.parameters(), lr=0.01))
+                module(torch.ones(2, 4)).backward()
+                if size > 2:
+                    raise MemoryError
+                opt.step()
+                return sd.step_of(module)
+            return train(), tried, [module() for module in seen]
+        self.assertEqual(torch_run.run(work), [(1, [8, 4, 2], [None] * 3)])
 
     def test_other_errors_are_not_about_the_batch(self):
         tried = []
