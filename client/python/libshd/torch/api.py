@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import os
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
@@ -87,6 +88,18 @@ def _share_of(place: Place, sums: str, grads: str, micro_batches: int, micro_bat
         raise NotSupported("sums='host' with micro_batches: what leases() hands out is computed by one worker; leave out "
                            'micro_batches, or sums')
     return summed
+
+
+def _check_twin(name: str, at: str, rank: int) -> None:
+    """A model has the name of its module's class where it is given none, as another module here may have."""
+    def twin() -> bool:
+        return any((engine.model.name, engine.at, engine.place.rank) == (name, at, rank) for engine in ENGINES.values())
+    if at.startswith('local:') or not twin():  # each session there has models of its own
+        return
+    gc.collect()  # a cell that is run again has let go of its module
+    if twin():
+        raise Misuse(f'another {name} of this process is sharded, and both would be one model, which is called like '
+                     "the class: say shard(name='…') for each; or sd.close() that one first, to go on with its model")
 
 
 def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.Optimizer, *, policy: Policy = ZeRO3(),
@@ -197,7 +210,10 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
     if restore is not None:
         name = attach.restored_name(restore, name)
     whole = module if full is None else full
-    name = name or type(whole).__name__
+    at = os.fspath(address or os.environ.get('SHARDD_ADDRESS', ''))
+    if name is None:
+        name = type(whole).__name__
+        _check_twin(name, at, place.rank)
     groups = layout.groups_of(module, optimizer) if ranks is None else ranks.groups_of(module, whole, optimizer)
     parts = layout.units_of(whole, groups, units)
     layout.optimizer_spec(optimizer)  # refuses what owners do not have
@@ -230,6 +246,7 @@ def shard(module: Union[nn.Module, Sequence[nn.Module]], optimizer: torch.optim.
                           elastic=micro_batches > 0, weighted=loss == 'sum', merger=merger, ranks=ranks)
     with ranks.numbered() if ranks is not None else contextlib.nullcontext():
         engine = attach.attached(address, name, timeout, begin, where.name, where.slots(every, policy))
+    engine.at = at
     engine.model.session.watch = Group.find(place.world if ranks is None else torch.distributed.get_world_size())
     if ranks is not None:
         engine.agree()

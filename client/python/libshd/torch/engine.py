@@ -154,6 +154,7 @@ class Engine:
         self.copied: dict[Unit, torch.Tensor] = {}  # by a group alone, see agree(): the owners' arrays
         self.writing = False            # writable(): parameters are private copies
         self.closed = False
+        self.at = ''                    # the daemons' address
         try:
             self.adopt()
         except BaseException:

@@ -383,6 +383,32 @@ class Arguments(Case):
             with self.subTest(flags):
                 self.refuses(self.shard, kind=INVALID, says=says, **flags)
 
+    def test_two_modules_of_one_class_without_names(self):
+        class Twin(Two):
+            def __init__(self):
+                super().__init__()
+                self.shift = nn.Parameter(torch.zeros(()))
+
+        def sharded(**flags):
+            module = Twin()
+            return sd.shard(module, adamw(module.parameters()), **flags)
+
+        def work():
+            first, opt = sharded()
+            self.refuses(sharded, says=r"another Twin of this process.*shard\(name='…'\) for each.*sd\.close")
+            sd.close(sharded(address='local:')[0])
+            second, _ = sharded(name='the-other-twin')
+            self.assertFalse(torch.equal(second.layers[0].weight, first.layers[0].weight))
+            first(self.X).backward()
+            opt.step()
+            sd.close(first)
+            first, opt = sharded()
+            self.assertEqual(sd.step_of(first), 1)
+            first = None  # as a cell that is run again: its module is gone, its optimizer still there
+            first, opt = sharded()
+            return sd.step_of(first)
+        self.assertEqual(run(work), [1])
+
     def test_names(self):
         for name in (3, '', 'ä', 'a\nb'):
             self.refuses(sd.shard, module := Two(), adamw(module.parameters()), name=name, kind=INVALID,
