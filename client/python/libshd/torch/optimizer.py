@@ -63,6 +63,8 @@ class Optimizer(torch.optim.Optimizer):
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         original.step, original.zero_grad = step, self.zero_grad
         original.add_param_group = self.add_param_group
+        if engine.step:  # schedulers ask that, and steps that others have made are steps
+            self._opt_called = original._opt_called = True
         _patch()
 
     @staticmethod

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import unittest
+import warnings
 
 import torch_run
 from torch_run import first, kill_here, run
@@ -621,6 +622,29 @@ class Starts(unittest.TestCase):
         (first, begun), (other, found) = run(work, 2)
         self.assertNotEqual(first, other)
         self.assertEqual((begun, found), (first, first))
+
+    def test_the_manuals_loop_through_a_kill(self):
+        with open(os.path.join(torch_run.ROOT, 'docs', 'pytorch.md'), encoding='utf-8') as file:
+            loop = file.read().partition('## From a plain loop')[2].split('```')[1].removeprefix('python')
+
+        def trained(name, dies):
+            def forward(module, batch):
+                if dies and sd.step_of(module) == 4 and first(DAEMONS, name):
+                    kill_here()
+                return F.mse_loss(module.layers(batch), batch.sum(1, keepdim=True))
+
+            def work():
+                torch.manual_seed(1)
+                data = torch.randn(64, 8)
+                seen = {'Gpt': type(name, (Mlp,), {'forward': forward}), 'data': data, 'steps': 8, 'torch': torch,
+                        'sd': sd, 'DataLoader': torch.utils.data.DataLoader,
+                        'warm_up': lambda step: min(1, (step + 1) / 6)}
+                with warnings.catch_warnings():
+                    warnings.simplefilter('error')  # of a schedule that moves before a step
+                    exec(loop, seen)
+                return sd.digest(seen['model']), seen['schedule'].get_last_lr(), seen['schedule'].last_epoch
+            return run(work)[0]
+        self.assertEqual(trained('manual_killed', True), trained('manual', False))
 
     def test_the_meta_device_and_this_process(self):
         def work():
