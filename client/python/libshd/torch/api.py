@@ -305,7 +305,7 @@ def leases(module: nn.Module, steps: int, schedule: Any = None, clip_norm: float
         while schedule is not None and schedule.last_epoch < engine.step:
             optimizer.original._opt_called = True  # steps that others have made are steps
             schedule.step()
-        engine.clip_norm = float(clip_norm)
+        engine.clip_norm = check.clip_norm_of(clip_norm) if clip_norm else 0.0
         try:
             what, micro = engine.model.lease()
             if what != _c.SHD_LEASE_MICRO:

@@ -99,6 +99,16 @@ def number_of(what: str, value: Any) -> float:
         raise InvalidArgument(f'{what} is {shown}: must be a number, or a tensor of one element') from None
 
 
+def clip_norm_of(value: Any) -> float:
+    """As owners take it: 0 is no bound."""
+    norm = number_of('max_norm', value)
+    if not norm > 0:
+        raise InvalidArgument(f'max_norm={norm:g} of clip_grad_norm_(): must be above 0 (PyTorch would take the '
+                              'gradients for zeros, or turn them round); leave it out, or say inf, not to clip, and '
+                              'step(idle=True) in the place of a backward() for a batch that does not count')
+    return norm if norm < float('inf') else 0.0
+
+
 def check_function(name: str, value: Any, of: str) -> None:
     if value is not None and not callable(value):
         raise InvalidArgument(f'{name}={_shown(value)}: must be a function of {of}')

@@ -692,10 +692,11 @@ class Engine:
 
     def clip(self, max_norm: float, norm: torch.Tensor) -> None:
         """At the coming step; norm is filled in then."""
-        if self.elastic and max_norm != self.clip_norm:
+        clip_norm = check.clip_norm_of(max_norm)
+        if self.elastic and clip_norm != self.clip_norm:
             raise Misuse(f'clip_grad_norm_({max_norm}) within leases(): who ends a step may have computed nothing '
                          f'of it; say leases(clip_norm={max_norm}), alike in all workers')
-        self.clip_norm = float(max_norm)
+        self.clip_norm = clip_norm
         norm.__class__ = Unknown
         self.norms.append(norm)
 

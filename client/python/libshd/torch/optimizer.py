@@ -241,7 +241,7 @@ def _clip_with_norm(parameters: Any, max_norm: float, total_norm: torch.Tensor, 
     if getattr(_asked, 'norm_type', 2.0) != 2.0:
         raise NotSupported(f'clip_grad_norm_(norm_type={_asked.norm_type}) of a sharded module: owners have the 2-norm')
     mine = {part.parameter for unit in engines[0].trainable for part in unit.parts}
-    if len(engines) > 1 or mine - set(parameters) or {p for p in parameters if p.requires_grad} - mine:
+    if len(engines) > 1 or mine - set(parameters) or {p for p in parameters if p.requires_grad and p.numel()} - mine:
         raise Misuse('clip_grad_norm_() of a part of a sharded module\'s parameters, or of more: the norm is that of '
                      'all; give it module.parameters()')
     total_norm.fill_(float('nan'))

@@ -385,6 +385,34 @@ class Clipping(Case):
         self.assertGreater(nn.utils.clip_grad_norm_(plain.parameters(), 0.1), 1)
         self.assertLess(plain.weight.grad.norm(), 0.2)
 
+    def test_bounds(self):
+        module, opt = self.shard(lambda p: torch.optim.SGD(p, 1.0))
+        before = module.layers[0].weight.detach().clone()
+        module(self.X).backward()
+        for clip in (lambda bound: clip_grad_norm_(module.parameters(), bound), opt.clip_grad_norm_):
+            for bound in (0.0, -1.0, float('nan')):
+                self.refuses(clip, bound, kind=libshd.InvalidArgument, says=f'max_norm={bound:g} .*above 0.*inf')
+        norm = clip_grad_norm_(module.parameters(), float('inf'))  # to look at it
+        opt.step()
+        moved = [p.detach().clone() for p in module.parameters()]
+        self.assertFalse(torch.equal(before, moved[0]))
+        self.assertEqual(norm.item(), torch.tensor(opt.last.grad_norm, dtype=norm.dtype).item())
+        module, opt = self.shard(lambda p: torch.optim.SGD(p, 1.0), micro_batches=1)
+        for _ in sd.leases(module, 1, clip_norm=float('inf')):
+            module(self.X).backward()
+            clip_grad_norm_(module.parameters(), float('inf'))
+            opt.step()
+        self.assertTrue(all(map(torch.equal, moved, module.parameters())))
+
+    def test_an_empty_parameter(self):
+        two = Two()
+        two.none = nn.Parameter(torch.empty(0, 4))
+        module, opt = self.shard(module=two)
+        (module(self.X) + module.none.sum()).backward()
+        clip_grad_norm_(module.parameters(), 1e-3)
+        opt.step()
+        self.assertGreater(opt.last.grad_norm, 1e-3)
+
     def test_parts_and_values_are_refused(self):
         module, opt = self.shard()
         module(self.X).backward()
