@@ -5,13 +5,14 @@ import contextlib
 import copy
 import gc
 import os
+import time
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import nn
 
 from .. import _c
-from ..errors import InvalidArgument, Misuse, NotSupported, StepReset, WrongStep
+from ..errors import Busy, InvalidArgument, Misuse, NotSupported, StepReset, WrongStep
 from ..session import Session
 from . import attach, check, layout
 from .buffers import Buffers, Which, buffers_of
@@ -388,8 +389,30 @@ def digest(module: nn.Module) -> str:
 
 
 def save(module: nn.Module, directory: str, keep: int = 0) -> str:
-    """A checkpoint of parameters and optimizer state (docs/checkpoints.md); its name. keep: so many stay."""
-    return engine_of(module).model.checkpoint(os.path.abspath(directory), keep)
+    """A checkpoint of parameters and optimizer state (docs/checkpoints.md); its name. keep: so many stay. Workers with
+    fixed shares may all call it at the same point: one saves, others wait for that. With leases() one alone does."""
+    engine, directory = engine_of(module), os.path.abspath(directory)
+    name, before = f'step-{engine.model.step:012}', _latest(directory)
+    while True:
+        try:
+            return engine.model.checkpoint(directory, keep)
+        except Busy as e:
+            if not engine.fixed and engine.ranks is None:
+                e.args = (f'{e}; of workers that have no fixed share one alone calls sd.save()',)
+                raise
+        time.sleep(0.02)
+        if (latest := _latest(directory)) != before and latest[0] == name:
+            return name
+
+
+def _latest(directory: str) -> tuple[str, int, int]:
+    """The name of the last checkpoint there, and which file says so."""
+    try:
+        with open(os.path.join(directory, 'LATEST'), encoding='ascii') as file:
+            found = os.fstat(file.fileno())
+            return file.read().strip(), found.st_ino, found.st_mtime_ns
+    except FileNotFoundError:
+        return '', 0, 0
 
 
 def close(module: nn.Module) -> None:

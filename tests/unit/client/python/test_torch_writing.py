@@ -2,6 +2,7 @@
 """test_torch_writing.py BUILD_DIR: values that are written beside training, by one worker of several, by one that is late
 or was started again: all have the same ones, or it is said whose are dropped."""
 import contextlib
+import fcntl
 import io
 import os
 import sys
@@ -274,6 +275,63 @@ class Late(Case):
         want = self.halved('halved')
         self.assertEqual(self.halved('halved-before', 'before'), want)
         self.assertEqual(self.halved('halved-inside', 'inside'), want)
+
+
+class Saves(Case):
+    """sd.save() by several workers."""
+
+    def saved(self, name, **flags):
+        """What each of two workers has of it, where both are sure to meet one that saves."""
+        directory = os.path.join(DAEMONS.directory, name)
+
+        def path(what):
+            return f'{directory}-{what}'
+
+        def work():
+            torch.manual_seed(1)
+            module, opt = sd.shard(module := Two(), adamw(module.parameters()), name=name, **flags)
+            model, rank = opt.engine.model, os.environ['RANK']
+            plain = model.checkpoint
+
+            def checkpoint(*arguments):
+                try:
+                    return plain(*arguments)
+                except libshd.Busy:
+                    mark(path('busy'))
+                    raise
+            if not flags:
+                module(self.X).backward()
+                opt.step()
+            if rank == '0':
+                os.mkdir(directory)
+                with open(os.path.join(directory, '.lock'), 'w', encoding='ascii') as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    mark(path('locked'))
+                    wait_for(path('busy'))
+            wait_for(path('locked'))
+            with unittest.mock.patch.object(model, 'checkpoint', checkpoint):
+                try:
+                    found = [sd.save(module, directory)]
+                except libshd.Busy as e:
+                    if not flags:
+                        raise
+                    return str(e)
+            if not flags:
+                module(self.X).backward()
+                opt.step()
+                found.append(sd.save(module, directory, 1))
+            return found
+        found = run(work, 2)
+        self.assertEqual(os.listdir(directory).count('step-000000000001'), 0)
+        return found
+
+    def test_all_of_them(self):
+        self.assertEqual(self.saved('saved-by-all'), [['step-000000000001', 'step-000000000002']] * 2)
+
+    def test_where_none_has_a_share(self):
+        one, other = self.saved('saved-by-two', micro_batches=2)
+        self.assertEqual(one, ['step-000000000000'])
+        self.assertRegex(other, r"another process saves in '.*'; of workers .* one alone calls sd\.save\(\)")
 
 
 class Begins(Case):
