@@ -30,7 +30,7 @@ from .policy import ZeRO3
 @dataclasses.dataclass(eq=False)
 class _Mark:
     """What fully_shard() was told of a module."""
-    group: str                # '': a unit of its own
+    group: object             # alike in all modules of one call, which are a unit
     reshard: Optional[bool]   # None: as FSDP2 has it, all but the root
     mixed: Any                # MixedPrecisionPolicy
     forward: Optional[int] = None   # units fetched ahead, if that was said
@@ -66,7 +66,7 @@ def fully_shard(module: Union[nn.Module, Sequence[nn.Module]], *, mesh: Any = No
             ignored_params=ignored_params, dp_mesh_dims=dp_mesh_dims)
     _check_mixed(mp_policy)
     modules = [module] if isinstance(module, nn.Module) else list(module)
-    group = f'group{len(MARKS)}' if len(modules) > 1 else ''
+    group = object()
     for one in modules:
         if one in ENGINES or one in MARKS:
             raise Misuse(f'{type(one).__name__} is sharded already')
@@ -126,12 +126,13 @@ def _sharded(module: nn.Module, original: torch.optim.Optimizer, **flags: Any) -
     if len({mark.mixed.param_dtype if mark.mixed else None for mark in marks.values()}) > 1:
         raise NotSupported('MixedPrecisionPolicy(param_dtype=…) differs between modules: all parameters have one '
                            'type')
-    kept = frozenset(mark.group or path for path, mark in marks.items() if mark.reshard is False)
+    names = _names(marks)
+    kept = frozenset(names[path] for path, mark in marks.items() if mark.reshard is False)
     ahead = [mark.forward for mark in marks.values() if mark.forward is not None]
     back = [mark.backward for mark in marks.values() if mark.backward is not None]
     policy = _PerUnit(kept=kept, frees_root=root.reshard is True, forward_prefetch=max(ahead, default=1),
                       prefetch='pre' if max(back, default=1) else 'none')
-    shard(module, original, policy=policy, units=_rule(marks), publish=root.mixed.param_dtype if root.mixed else None,
+    shard(module, original, policy=policy, units=_rule(names), publish=root.mixed.param_dtype if root.mixed else None,
           **flags)
     for path, mark in marks.items():
         mark.guard.remove()
@@ -142,13 +143,23 @@ def _sharded(module: nn.Module, original: torch.optim.Optimizer, **flags: Any) -
 Optimizer.sharded = staticmethod(_sharded)
 
 
-def _rule(marks: dict[str, _Mark]) -> Callable[[str, nn.Module], str]:
+def _names(marks: dict[str, _Mark]) -> dict[str, str]:
+    """Of each marked module's unit: its path; of several the first one's, and how many more. A process that has marked
+    others before has the same."""
+    together: dict[object, list[str]] = {}
+    for path, mark in marks.items():
+        together.setdefault(mark.group, []).append(path)
+    return {path: f'{paths[0]}+{len(paths) - 1}' if len(paths) > 1 else path
+            for paths in together.values() for path in paths}
+
+
+def _rule(names: dict[str, str]) -> Callable[[str, nn.Module], str]:
     """A parameter is of the innermost marked module's unit; what is the root's alone forms units of neighbours."""
     def unit_of(name: str, _module: nn.Module) -> str:
         path = name.rpartition('.')[0]
-        while path not in marks:
+        while path not in names:
             path = path.rpartition('.')[0]
-        return marks[path].group or path
+        return names[path]
     return unit_of
 
 

@@ -129,18 +129,24 @@ class FullyShard(Refuses):
         sd.fully_shard(module, mesh=Mesh(1), reshard_after_forward=False, offload_policy=sd.CPUOffloadPolicy())
 
     def test_modules_of_one_unit(self):
+        def grouped():
+            module = made(Gpt)
+            sd.fully_shard(list(module.blocks))
+            sd.fully_shard(module)
+            return module, sd.Optimizer(module, adamw(module), name='listed', address='local:')
+
         def work():
             module = self.marked()
             opt = sd.Optimizer(module, adamw(module), name='listed', address='local:')
             names = opt.engine.model.unit_names()
             sd.close(module)
-            module = made(Gpt)
-            sd.fully_shard(list(module.blocks))
-            sd.fully_shard(module)
-            grouped = sd.Optimizer(module, adamw(module), name='listed', address='local:')
-            return names, grouped.engine.model.unit_names(), trained(module, grouped, 2)
-        apart, grouped, losses = run(work)[0]
-        self.assertEqual(len(apart), len(grouped) + 1)
+            first, (module, opt) = grouped(), grouped()  # of a process that has marked others meanwhile
+            units = first[1].engine.model.unit_names()
+            self.assertEqual(opt.engine.model.unit_names(), units)
+            return names, units, trained(module, opt, 2)
+        apart, together, losses = run(work)[0]
+        self.assertEqual(len(apart), len(together) + 1)
+        self.assertIn('blocks.0+1', together)
         self.assertLess(losses[1], losses[0] + 1)
 
     def test_mixed_precision(self):
