@@ -16,6 +16,7 @@
 
 #include "client/run/drop.h"
 #include "client/run/grads.h"
+#include "client/session/blame.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
@@ -91,8 +92,9 @@ static json_t *outer_optimizer(const struct shd_merge_options *o)
 
 static int change(json_t *root, const char *name, const struct shd_merge_options *o)
 {
-    static const char *const gone[] = { "accumulate", "grad_dtype", "guard",      "guard_audit",
-                                        "publish",    "ema",        "ema_warmup", "verify_every" };
+    static const char *const gone[] = { "accumulate", "grad_dtype",  "guard",      "guard_audit",
+                                        "publish",    "ema",         "ema_warmup", "codec",
+                                        "grad_codec", "verify_every" };
     const uint32_t room = o->groups > GROUPS_ROOM ? o->groups : GROUPS_ROOM;
     for (size_t i = 0; i < ARRAY_SIZE(gone); i++)
         json_object_del(root, gone[i]);
@@ -114,14 +116,24 @@ static char *outer_spec(const char *inner_json, const char *name, const struct s
     return json;
 }
 
-/* A tensor is where its own model lays it out. */
+/* Those of the unit that both models have: Adafactor's statistics, its last tensor, are the inner's
+ * alone. A tensor is where its own model lays it out. */
+static uint32_t tensors_of(const struct spec *s, uint32_t unit,
+                           const struct spec_tensor **ret_first)
+{
+    const struct spec_unit *u = &s->units[unit];
+    *ret_first = &s->tensors[u->first_tensor];
+    return u->tensor_count - ((*ret_first)[u->tensor_count - 1].statistics ? 1 : 0);
+}
+
 static void copy_unit(const struct spec *to, const struct spec *from, uint32_t unit, float *out,
                       const float *in)
 {
-    const struct spec_unit *u = &to->units[unit];
-    for (uint32_t t = u->first_tensor; t < u->first_tensor + u->tensor_count; t++)
-        memcpy(out + to->tensors[t].offset_elems, in + from->tensors[t].offset_elems,
-               to->tensors[t].elems * sizeof *out);
+    const struct spec_tensor *a, *b;
+    const uint32_t count = tensors_of(to, unit, &a);
+    tensors_of(from, unit, &b);
+    for (uint32_t t = 0; t < count; t++)
+        memcpy(out + a[t].offset_elems, in + b[t].offset_elems, a[t].elems * sizeof *out);
 }
 
 static uint64_t room_elems(const struct shd_model *inner, const struct shd_model *outer)
@@ -216,15 +228,23 @@ static struct shd_update outer_update(const struct merging *m)
     return (struct shd_update){ .size = sizeof(struct shd_update), .lr = m->o.lr };
 }
 
+static bool units_alike(const struct spec *a, const struct spec *b, uint32_t unit)
+{
+    const struct spec_tensor *in, *out;
+    const uint32_t count = tensors_of(a, unit, &in);
+    bool alike = tensors_of(b, unit, &out) == count;
+    for (uint32_t t = 0; alike && t < count; t++)
+        alike = in[t].elems == out[t].elems && strcmp(in[t].name, out[t].name) == 0;
+    return alike;
+}
+
 static int check_alike(const struct shd_model *inner, const struct shd_model *outer,
                        struct shd_err *e)
 {
     const struct spec *a = inner->spec, *b = outer->spec;
-    bool alike = a->unit_count == b->unit_count && a->tensor_count == b->tensor_count;
-    for (uint32_t t = 0; alike && t < a->tensor_count; t++)
-        alike = a->tensors[t].elems == b->tensors[t].elems &&
-                a->tensors[t].unit == b->tensors[t].unit &&
-                strcmp(a->tensors[t].name, b->tensors[t].name) == 0;
+    bool alike = a->unit_count == b->unit_count;
+    for (uint32_t u = 0; alike && u < a->unit_count; u++)
+        alike = units_alike(a, b, u);
     return alike ? SHD_OK
                  : err_set(e, SHD_ESPEC,
                            "models '%.60s' and '%.60s' have not the same units and tensors: make "
@@ -242,6 +262,14 @@ static int look(struct merging *m, shd_model *model, uint64_t *ret_step, struct 
     return shd_get(model, least, SHD_PARAMS, m->theirs, ret_step, NULL, e);
 }
 
+static void warn(const struct merging *m, const char *what)
+{
+    char line[400];
+    snprintf(line, sizeof line, "shd: WARNING: outer model '%.100s', group %" PRIu32 ": %s",
+             m->outer->spec->name, m->o.group, what);
+    blame_say(m->inner->session->blame, line);
+}
+
 /* Wait until the outer model is at `step`, as this session knows. */
 static int await(struct merging *m, uint64_t step, struct shd_err *e)
 {
@@ -250,6 +278,10 @@ static int await(struct merging *m, uint64_t step, struct shd_err *e)
     while (r == SHD_OK && shd_step(m->outer) < step) {
         struct shd_result result = { .size = sizeof result };
         r = shd_commit(m->outer, &update, &result, e);
+        if (r == SHD_OK && result.skipped)
+            warn(m,
+                 "a merge has changed nothing, as its sum is not finite: what groups have learnt "
+                 "since the last one is lost");
         if (r == SHD_OK && result.rewound)
             r = err_set(e, SHD_ESTEP,
                         "outer model '%.60s' went back to step %" PRIu64 ", and its groups did not",
@@ -258,13 +290,47 @@ static int await(struct merging *m, uint64_t step, struct shd_err *e)
     return r;
 }
 
-/* The unit's gradient, of torch's sign: what the group has changed, the other way. Of a mean its
- * values. What is published is fp32, as masters are: over a relay it comes once for all. SHD_ESTEP:
- * the outer model has gone on, with this group's part, which another worker has returned. */
+/* What the group has changed of a unit, the other way; of a mean its values. Whether it is finite.
+ */
+static bool subtract(const struct merging *m, uint32_t unit, const float *params, float *grad)
+{
+    const struct spec_tensor *in, *out;
+    const uint32_t count = tensors_of(m->outer->spec, unit, &out);
+    const bool mean = m->outer->spec->units[unit].mean;
+    bool finite = true;
+    tensors_of(m->inner->spec, unit, &in);
+    for (uint32_t t = 0; t < count; t++) {
+        const float *a = m->mine + in[t].offset_elems, *b = params + out[t].offset_elems;
+        float *to = grad + out[t].offset_elems;
+        for (uint64_t i = 0; i < out[t].elems; i++) {
+            to[i] = mean ? a[i] : b[i] - a[i];
+            finite &= isfinite(to[i]) != 0;
+        }
+    }
+    return finite;
+}
+
+/* A group that has lost a unit's values takes the others', and theirs are not lost with it. */
+static void change_nothing(const struct merging *m, uint32_t unit, const float *params, float *grad)
+{
+    const struct spec_unit *u = &m->outer->spec->units[unit];
+    char what[300];
+    if (u->mean)
+        memcpy(grad, params, u->elems * sizeof *grad);
+    else
+        memset(grad, 0, u->elems * sizeof *grad);
+    snprintf(what, sizeof what,
+             "unit '%.100s' of model '%.100s' is not finite: it counts as unchanged, and takes the "
+             "outer model's values",
+             u->name, m->inner->spec->name);
+    warn(m, what);
+}
+
+/* The unit's gradient, of torch's sign. What is published is fp32, as masters are: over a relay it
+ * comes once for all. SHD_ESTEP: the outer model has gone on, with this group's part, which another
+ * worker has returned. */
 static int give_unit(struct merging *m, uint32_t unit, struct shd_err *e)
 {
-    const struct spec *in = m->inner->spec, *out = m->outer->spec;
-    const struct spec_unit *u = &out->units[unit];
     const void *params;
     uint64_t inner_step;
     float *grad;
@@ -275,12 +341,8 @@ static int give_unit(struct merging *m, uint32_t unit, struct shd_err *e)
     if (r != SHD_OK || m->over)
         return r;
     r = shd_grad(m->outer, m->o.group, unit, &grad, e);
-    for (uint32_t t = u->first_tensor; r == SHD_OK && t < u->first_tensor + u->tensor_count; t++) {
-        const uint64_t at = out->tensors[t].offset_elems;
-        const float *a = m->mine + in->tensors[t].offset_elems, *b = (const float *)params + at;
-        for (uint64_t i = 0; i < out->tensors[t].elems; i++)
-            grad[at + i] = u->mean ? a[i] : b[i] - a[i];
-    }
+    if (r == SHD_OK && !subtract(m, unit, params, grad))
+        change_nothing(m, unit, params, grad);
     shd_release(m->outer, unit);
     return r == SHD_OK ? shd_return(m->outer, m->o.group, unit, e) : r;
 }
