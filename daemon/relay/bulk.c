@@ -29,6 +29,7 @@
 #define SMALL_BYTES    8192u /* of a payload that shares a record with its head */
 #define PING_NS        (2 * NS_PER_S)
 #define FRAMES_A_TURN  64u
+#define TURN_NS        NS_PER_S /* far below what makes a peer that only receives look dead */
 #define POLL_MS        200
 #define USER_TIMEOUT_S 10
 #define PIECE_BYTES    (1u << 20) /* of one call to OpenSSL, whose sizes are ints */
@@ -664,8 +665,8 @@ static int wait_beside(struct bulk *bulk, bool waits, struct shd_err *e)
     return r < SHD_OK ? fail(bulk, &why, e) : SHD_OK;
 }
 
-/* One frame, or what there is of it: SHD_PENDING. */
-static int receive_frame(struct bulk *bulk, struct shd_err *e)
+/* One frame, or what there is of it until end_ns: SHD_PENDING. */
+static int receive_frame(struct bulk *bulk, uint64_t end_ns, struct shd_err *e)
 {
     uint64_t got = 0;
     while (bulk->head_got < BULK_HEAD_BYTES) {
@@ -678,6 +679,8 @@ static int receive_frame(struct bulk *bulk, struct shd_err *e)
             return r;
     }
     while (bulk->got < bulk->head.bytes) {
+        if (clock_now_ns() >= end_ns)
+            return SHD_PENDING;
         const int r = read_some(bulk, path_of(bulk, bulk->head.bytes), bulk->to + bulk->got,
                                 bulk->head.bytes - bulk->got, &got, e);
         if (r == SHD_PENDING && comes_beside(bulk) &&
@@ -693,14 +696,17 @@ static int receive_frame(struct bulk *bulk, struct shd_err *e)
 
 int bulk_receive(struct bulk *bulk, struct shd_err *e)
 {
+    const uint64_t end_ns = clock_now_ns() + TURN_NS;
     if (bulk->failed.code != SHD_OK)
         return err_copy(&bulk->failed, e);
     for (uint32_t i = 0; i < FRAMES_A_TURN; i++) {
-        const int r = receive_frame(bulk, e);
+        const int r = receive_frame(bulk, end_ns, e);
+        if (r < SHD_OK)
+            return r;
+        if (clock_now_ns() >= end_ns)
+            break;
         if (r == SHD_PENDING)
             return bulk->end != NULL ? bulk->path->turn(bulk->end) : SHD_OK;
-        if (r != SHD_OK)
-            return r;
     }
     return SHD_PENDING;
 }

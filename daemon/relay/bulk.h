@@ -97,8 +97,9 @@ void bulk_set_count(struct bulk *bulk, struct bulk_count *count);
 int bulk_send(struct bulk *bulk, const struct bulk_head *head, const void *payload,
               struct shd_err *e);
 
-/* Receive what is there, at most some frames; never waits. SHD_PENDING: there may be more at once,
- * which poll() would not show. */
+/* Receive what is there, at most some frames, and for a second: where it comes as quickly as it is
+ * received, the caller has to come to bulk_tick(). Never waits. SHD_PENDING: there may be more at
+ * once, perhaps of a frame, which poll() would not show. */
 int bulk_receive(struct bulk *bulk, struct shd_err *e);
 
 /* For poll(). */

@@ -334,6 +334,40 @@ TEST_OF_BOTH(memory_may_go_once_payloads_have_ended)
     pair_close(&p);
 }
 
+/* As a hook it takes two seconds for each frame, of which far more are under way. */
+static int place_slowly(void *ctx, const struct bulk_head *head, void **ret_to, struct shd_err *e)
+{
+    const uint64_t end_ns = clock_now_ns() + 2 * NS_PER_S;
+    while (clock_now_ns() < end_ns)
+        poll(NULL, 0, 100);
+    return sink_place(ctx, head, ret_to, e);
+}
+
+/* Its caller would come to bulk_tick() too late, and be taken for dead. */
+TEST_OF_BOTH(who_receives_without_a_pause_is_back_within_a_frame)
+{
+    struct pair p;
+    struct shd_err e = { 0 };
+    pthread_t thread;
+    pair_open(&p, way);
+    const struct bulk_hooks hooks = { .place = place_slowly, .done = sink_done, .ctx = &p.at_a };
+    bulk_set_hooks(p.a, &hooks);
+    struct flood f = { .bulk = p.b };
+    EXPECT(pthread_create(&thread, NULL, flood_until_refused, &f) == 0);
+    int r = SHD_OK;
+    const uint64_t end = test_now_ms() + TEST_HANG_MS;
+    while (r == SHD_OK && test_now_ms() < end) /* its head comes first, perhaps in parts */
+        r = bulk_receive(p.a, &e);
+    EXPECT_STATUS(r, SHD_PENDING);
+    EXPECT_EQ(p.at_a.frames, 0);
+    EXPECT_OK(receive_until(p.a, &p.at_a, 2, &e), &e); /* in whose middle it goes on */
+    EXPECT(is_all(p.at_a.memory, 0x5a));
+    bulk_close(p.a);
+    p.a = NULL;
+    pthread_join(thread, NULL);
+    pair_close(&p);
+}
+
 /* a's socket, which bulk_fd() is not by UCX. */
 static int fd_of_a(void)
 {
