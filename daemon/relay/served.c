@@ -97,6 +97,8 @@ static int pass_hello(struct served *s, struct wire_request *hello, struct shd_e
     snprintf(name, sizeof name, "%.*s@%s", (int)(sizeof name - strlen(host) - 2), hello->hello.name,
              host);
     hello->hello.name = name;
+    if (hello->hello.level > WIRE_LEVEL)
+        hello->hello.level = WIRE_LEVEL; /* what passes here is unpacked here */
     const int r = wire_request_pack_for(hello, (uint32_t)s->daemon.welcome.ticket, s->message,
                                         WIRE_FRAME_BYTES_MAX, &bytes, e);
     return r == SHD_OK ? zconn_write(&s->daemon.z, s->message, bytes, e) : r;

@@ -23,11 +23,12 @@
 #include "proto/share/admit.h"
 #include "proto/share/fdpass.h"
 
-#define DIAL_NS    (5 * NS_PER_S)
-#define WELCOME_NS (15 * NS_PER_S)
-#define HELLO_NS   (5 * NS_PER_S)
-#define POLL_MS    100 /* also how long a worker waits to hear that its mirror is dead */
-#define HELD_MS    2
+#define DIAL_NS     (5 * NS_PER_S)
+#define WELCOME_NS  (15 * NS_PER_S)
+#define HELLO_NS    (5 * NS_PER_S)
+#define POLL_MS     100 /* also how long a worker waits to hear that its mirror is dead */
+#define HELD_MS     2
+#define HELLO_BYTES 1024u
 
 struct stand_in {
     struct relay *relay;
@@ -97,7 +98,9 @@ static int side_came(struct stand_in *s, struct shd_err *e)
         return err_set(e, SHD_EPROTO, "a side message of type %" PRIu32, msg->type);
     if (error)
         return side_send(s->side_fd, msg, /* pass_fd= */ -1, e);
-    s->welcomed = true; /* sent when its token is known here */
+    if (msg->ticket > WIRE_LEVEL)
+        msg->ticket = WIRE_LEVEL; /* what passes here is unpacked here */
+    s->welcomed = true;           /* sent when its token is known here */
     return SHD_OK;
 }
 
@@ -149,9 +152,18 @@ static int answer_refused(struct stand_in *s, uint64_t seq, const struct shd_err
     return r == SHD_OK ? zconn_write(&s->z, frame, bytes, e) : r;
 }
 
+/* A daemon of a later build is to answer with what is known here. */
+static int clamp_hello(const struct stand_in *s, struct wire_request *hello,
+                       uint8_t frame[HELLO_BYTES], size_t *ret_bytes, struct shd_err *e)
+{
+    hello->hello.level = WIRE_LEVEL;
+    return wire_request_pack_for(hello, (uint32_t)s->side.ticket, frame, HELLO_BYTES, ret_bytes, e);
+}
+
 static int request_came(struct stand_in *s, const uint8_t *body, size_t bytes, struct shd_err *e)
 {
-    const struct bulk_head head = { .type = FRAME_MESSAGE, .bytes = bytes };
+    uint8_t clamped[HELLO_BYTES];
+    struct bulk_head head = { .type = FRAME_MESSAGE };
     struct wire_request request; /* of which nothing in the arena is used: replies take that over */
     struct shd_err why = { 0 };
     s->arena.used = 0;
@@ -166,7 +178,13 @@ static int request_came(struct stand_in *s, const uint8_t *body, size_t bytes, s
         r = copies_find(&s->copies, &request, &why);
     if (r != SHD_OK)
         return answer_refused(s, request.seq, &why, e);
-    r = copies_send(&s->copies, s->bulk, e);
+    if (request.type == WIRE_HELLO && request.hello.level > WIRE_LEVEL) {
+        r = clamp_hello(s, &request, clamped, &bytes, e);
+        body = clamped;
+    }
+    head.bytes = bytes;
+    if (r == SHD_OK)
+        r = copies_send(&s->copies, s->bulk, e);
     return r == SHD_OK ? bulk_send(s->bulk, &head, body, e) : r;
 }
 

@@ -49,6 +49,7 @@ static void check_request(const void *body, size_t bytes, bool files)
     arena.used = 0;
     CHECK(wire_request_unpack(body, bytes, &arena, &request, &e) == SHD_OK);
     CHECK(frame_admits(&request, files, &e) == SHD_OK);
+    CHECK(request.type != WIRE_HELLO || request.hello.level <= WIRE_LEVEL);
 }
 
 /* By the name that the daemon's spec has. */
@@ -173,11 +174,11 @@ static void run_in_stead(void)
     stand_in_side(&relays[0], door);
     drain();
     if (relays[0].waiting != NULL) {
-        CHECK(relay_now.welcome.type == SIDE_WELCOME);
+        CHECK(relay_now.welcome.type == SIDE_WELCOME && relay_now.welcome.ticket <= WIRE_LEVEL);
         CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) == 0);
         CHECK(zconn_open(&relay_now.worker, fds[1], /* dealer= */ true, &e) == SHD_OK);
         hello.hello = (struct wire_hello){
-            .protocol = SHD_PROTOCOL, .role = WIRE_TRAINER, .name = "w", .level = WIRE_LEVEL
+            .protocol = SHD_PROTOCOL, .role = WIRE_TRAINER, .name = "w", .level = WIRE_LEVEL + 1
         };
         memcpy(hello.hello.token, relay_now.welcome.token, sizeof hello.hello.token);
         relay_ask(&hello);

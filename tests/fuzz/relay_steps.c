@@ -283,7 +283,7 @@ static int tell_side(struct bulk *bulk, struct fuzz_in *in, struct shd_err *e)
 {
     static const uint8_t token[SHD_TOKEN_BYTES] = { 1 };
     struct far_frame f = frame_of(FRAME_SIDE, 0, 0, 0, sizeof(struct side_msg));
-    struct side_msg msg = side_welcome(token, WIRE_LEVEL);
+    struct side_msg msg = side_welcome(token, WIRE_LEVEL + 1); /* of a later build */
     if (fuzz_u8(in) % 4 == 3) {
         msg.type = SIDE_ERROR;
         msg.status = SHD_EGONE;
