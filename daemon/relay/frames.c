@@ -55,6 +55,10 @@ int frame_admits(const struct wire_request *request, bool files, struct shd_err 
         if (request->return_grad.turn == 0)
             return SHD_OK;
         break;
+    case WIRE_FORK:
+        return err_set(e, SHD_ENOTSUP,
+                       "Fork does not pass through a relay: a model with daemons on several hosts, "
+                       "as with replicas, has neither forks nor replays");
     case WIRE_PREPARE:
     case WIRE_COMMIT:
     case WIRE_GET_BLOB:

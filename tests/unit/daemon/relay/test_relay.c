@@ -337,6 +337,16 @@ TEST(what_works_on_a_daemon_or_its_files_does_not_pass)
 
 /* Asked for a checkpoint, the relay says no, or the daemon that it has no such model; either goes
  * on with the session. */
+/* Replicas are made of what passes: a drop goes to both of a pair. */
+TEST(drops_pass_and_forks_are_refused_with_what_does_not_work)
+{
+    const struct wire_request drop = { .type = WIRE_DROP }, fork = { .type = WIRE_FORK };
+    struct shd_err e = { 0 };
+    EXPECT_OK(frame_admits(&drop, /* files= */ false, &e), &e);
+    EXPECT_STATUS(frame_admits(&fork, /* files= */ false, &e), SHD_ENOTSUP);
+    EXPECT_HAS(e.text, "as with replicas, has neither forks nor replays");
+}
+
 static void ask_for_files(bool files, int status)
 {
     struct far far = { .files = files };
