@@ -341,7 +341,7 @@ static void check_libraries(struct doctor *d)
     if (doctor_probe(probe_nccl, text, sizeof(text)))
         doctor_ok(d, "NCCL %s", text);
     else
-        doctor_ok(d, "no libnccl.so.2: not needed on one host");
+        doctor_ok(d, "no libnccl.so.2: needed between GPUs without peer access alone");
 }
 
 void doctor_gpu(struct doctor *d)
