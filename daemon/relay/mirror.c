@@ -206,6 +206,10 @@ static void mirror_main(struct relay *relay, void *arg)
         r = fill(m, bulk, &e);
     traffic_count(peer, TRAFFIC_MIRRORS, -1);
     traffic_count(m->traffic, TRAFFIC_MIRRORS, -1);
+    if (r == SHD_ENOMEM) /* workers have the last one until this one is whole */
+        log_warn("op=mirror device=%s host=%s model=%s status=%s why=\"%s\" do=\"leave room "
+                 "for two mirrors\"",
+                 m->open.device, host, m->open.model, status_name(r), e.text);
     log_info("op=mirror device=%s host=%s model=%s status=%s bytes=%" PRIu64 " why=\"%s\"",
              m->open.device, host, m->open.model, status_name(r),
              bulk != NULL ? bulk_bytes(bulk) : 0, e.text);

@@ -285,7 +285,9 @@ int plan_scale_print(const struct spec *spec, const struct plan_ask *ask, const 
     print_flow(&t, "all to all", &s.direct);
     table_print(&t, "  ", out);
     table_deinit(&t);
-    fprintf(out, "  A relay holds %s of mirrors and %s of inboxes, and %" PRIu64 " connections.\n",
+    fprintf(out,
+            "  A relay holds %s of mirrors (twice that for a while after a lost connection) and %s "
+            "of inboxes, and %" PRIu64 " connections.\n",
             text_size(s.mirror_bytes, mirror), text_size(s.inbox_bytes, inbox), s.connections);
     if (s.connections > CLUSTER_RELAY_CONNECTIONS_MAX)
         fprintf(out,
