@@ -177,6 +177,7 @@ int shd_model_drop(shd_session *s, const char *name, const struct shd_drop_optio
         r = replay_allows("shd_model_drop()", e);
     if (r != SHD_OK)
         return r;
+    CHECK(s->hub != NULL); /* check() */
     struct dropping d = { .hub = s->hub, .name = name, .force = o.force };
     r = rejoin_session(s, e); /* a host that is in again would keep it */
     if (r == SHD_OK)
