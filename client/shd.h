@@ -121,7 +121,8 @@ struct shd_options {
     void *waits_ctx;
     /* Called on the waiting thread at least every 100 ms of every wait, shd_connect()'s too.
      * Nonzero breaks the wait off: the call ends with SHD_ECANCELED, nothing is lost, and the same
-     * call goes on where it was. NULL: none. Call nothing of this library from it. */
+     * call goes on where it was (a checkpoint's files are written anew). NULL: none. Call nothing
+     * of this library from it. */
     int (*idle)(void *ctx);
     void *idle_ctx;
     /* Called in the middle of calls; *event is valid meanwhile. With it, and without `waits`,
