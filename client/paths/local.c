@@ -673,7 +673,7 @@ struct naming { /* as in turn.c, of one owner */
 
 static double norm_of(const struct shd_model *m, const struct decision *d, double squares)
 {
-    const double count = d->divisor > 0 ? d->divisor : spec_micro_batches(m->spec, m->step);
+    const double count = d->divisor > 0 ? d->divisor : model_micro_batches(m);
     return sqrt(squares) / count / d->loss_scale;
 }
 

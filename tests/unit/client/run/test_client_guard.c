@@ -203,6 +203,36 @@ TEST(in_this_process_it_is_as_if_the_batch_had_not_been)
     }
 }
 
+/* Of a gradient that is 1 everywhere the unit's norm is 2, of however many micro-batches. */
+TEST(norms_of_units_go_by_the_micro_batches_that_are_set)
+{
+    static const char json[] =
+        "{\"name\":\"g\",\"micro_batches\":2,\"micro_batches_max\":8,"
+        "\"optimizer\":{\"kind\":\"sgd\"},\"guard\":[{\"norm_above\":4,\"units\":[\"u\"]}],"
+        "\"units\":[{\"name\":\"u\",\"tensors\":[{\"name\":\"u.w\",\"shape\":[4]}]}]}";
+    const struct shd_update update = { .size = sizeof update, .lr = 0.1 };
+    struct shd_err e = { 0 };
+    shd_session *s;
+    shd_model *m;
+    EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
+    EXPECT_OK(shd_model_open(s, json, &m, &e), &e);
+    EXPECT_OK(shd_model_set(m, "micro_batches=8", 0, NULL, &e), &e);
+    while (shd_step(m) < 3) {
+        struct shd_result result = { .size = sizeof result };
+        for (uint32_t micro = 0; micro < shd_micro_batches(m); micro++) {
+            float *grad;
+            EXPECT_OK(shd_grad(m, micro, 0, &grad, &e), &e);
+            for (uint32_t i = 0; i < 4; i++)
+                grad[i] = 1;
+            EXPECT_OK(shd_return(m, micro, 0, &e), &e);
+        }
+        EXPECT_OK(shd_commit(m, &update, &result, &e), &e);
+        EXPECT(!result.skipped && fabs(result.grad_norm - 2) < 1e-6);
+    }
+    EXPECT_EQ(shd_micro_batches(m), 8);
+    shd_close(s);
+}
+
 static pid_t other_worker(const char *rule)
 {
     const pid_t pid = test_fork();
