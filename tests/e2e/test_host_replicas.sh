@@ -127,6 +127,15 @@ expect "$work/hosts" '^view 2 '
 expect "$work/hosts" '^  former  *out  *-  *-  *0$'
 hosts A --json || fail "$(cat "$work/hosts")"
 expect "$work/hosts" '"name": "former",'
+printf '{"schema": 1, "cluster": "%s", "view": 2, "out": [], "behind": [{"host": "b", "view": 2, "filling": true}]}' "$name" \
+    >"$arbiter/$name.2" # who filled it is gone
+refused "host 'a' has the only copy of slice 0 (cpu0+cpu2): 'b' is being filled, and may lack steps" A --out a
+hosts A || fail "$(cat "$work/hosts")"
+expect "$work/hosts" '^view 2 '
+expect "$work/hosts" '^  a  *in  *cpu0,cpu1  *b  *2$'
+expect "$work/hosts" '^  b  *filling  *cpu3,cpu2  *a  *0$'
+hosts A --json || fail "$(cat "$work/hosts")"
+expect "$work/hosts" '"state": "filling",'
 printf '{' >"$arbiter/$name.2"
 refused "is no view" A --out a
 rm "$arbiter"/*.2

@@ -108,18 +108,32 @@ static int no_such_host(const struct hosts *h, const char *name, struct shd_err 
     return err_set(e, SHD_ENOENT, "there is no host '%.60s' with devices%s", name, near);
 }
 
-/* Where the other copy is out already, this one is the last. */
+static bool is_filling(const struct hosts *h, uint32_t host)
+{
+    const struct arbiter_behind *behind = arbiter_view_behind(&h->view,
+                                                              h->replicas.hosts[host].name);
+    return behind != NULL && behind->filling;
+}
+
+/* Whether the host's copy of a pair is the only one that counts: the other host is out, or may lack
+ * steps yet. */
+static bool is_last(const struct hosts *h, const struct pair *pair, uint32_t host)
+{
+    const uint32_t other = other_host(h, pair, host);
+    return other < h->replicas.host_count && (is_out(h, other) || is_filling(h, other));
+}
+
 static int check_not_last(const struct hosts *h, uint32_t host, struct shd_err *e)
 {
     for (uint32_t i = 0; i < h->pairs.count; i++) {
         const struct pair *pair = &h->pairs.pairs[i];
         const uint32_t other = other_host(h, pair, host);
-        if (other < h->replicas.host_count && is_out(h, other))
-            return err_set(e, SHD_EEXIST,
-                           "host '%s' has the only copy of slice %" PRIu32
-                           " (%s+%s): '%s' is out already",
-                           h->replicas.hosts[host].name, i, pair->primary, pair->secondary,
-                           h->replicas.hosts[other].name);
+        if (is_last(h, pair, host))
+            return err_set(
+                e, SHD_EEXIST, "host '%s' has the only copy of slice %" PRIu32 " (%s+%s): '%s' %s",
+                h->replicas.hosts[host].name, i, pair->primary, pair->secondary,
+                h->replicas.hosts[other].name,
+                is_out(h, other) ? "is out already" : "is being filled, and may lack steps");
     }
     return SHD_OK;
 }
@@ -208,10 +222,8 @@ static void each_partner(const struct hosts *h, uint32_t host, void (*fn)(void *
 static uint32_t alone(const struct hosts *h, uint32_t host)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < h->pairs.count && !is_out(h, host); i++) {
-        const uint32_t other = other_host(h, &h->pairs.pairs[i], host);
-        count += other < h->replicas.host_count && is_out(h, other);
-    }
+    for (uint32_t i = 0; i < h->pairs.count && !is_out(h, host) && !is_filling(h, host); i++)
+        count += is_last(h, &h->pairs.pairs[i], host);
     return count;
 }
 
@@ -236,11 +248,9 @@ static void add_to_cell(void *arg, const char *name)
 
 static const char *state_of(const struct hosts *h, uint32_t host)
 {
-    const char *name = h->replicas.hosts[host].name;
-    const struct arbiter_behind *behind = arbiter_view_behind(&h->view, name);
     if (is_out(h, host))
         return "out";
-    return behind != NULL && behind->filling ? "filling" : "in";
+    return is_filling(h, host) ? "filling" : "in";
 }
 
 static void show_host(const struct hosts *h, uint32_t host, struct table *t)
@@ -286,9 +296,9 @@ static json_t *host_json(const struct hosts *h, uint32_t host)
     for (const char *at = h->replicas.hosts[host].devices; cluster_next_device(&at, device);)
         json_array_append_new(devices, json_string(device));
     each_partner(h, host, add_to_array, partners);
-    return json_pack("{s:s, s:b, s:o, s:o, s:I}", "name", h->replicas.hosts[host].name, "out",
-                     is_out(h, host), "devices", devices, "copies_on", partners, "alone",
-                     (json_int_t)alone(h, host));
+    return json_pack("{s:s, s:b, s:s, s:o, s:o, s:I}", "name", h->replicas.hosts[host].name, "out",
+                     is_out(h, host), "state", state_of(h, host), "devices", devices, "copies_on",
+                     partners, "alone", (json_int_t)alone(h, host));
 }
 
 static void show_json(const struct hosts *h)
@@ -298,9 +308,9 @@ static void show_json(const struct hosts *h)
         json_array_append_new(hosts, host_json(h, i));
     for (uint32_t i = 0; i < h->view.out_count; i++)
         if (replicas_by_name(&h->replicas, h->view.out[i]) == NULL)
-            json_array_append_new(hosts,
-                                  json_pack("{s:s, s:b, s:[], s:[], s:i}", "name", h->view.out[i],
-                                            "out", 1, "devices", "copies_on", "alone", 0));
+            json_array_append_new(hosts, json_pack("{s:s, s:b, s:s, s:[], s:[], s:i}", "name",
+                                                   h->view.out[i], "out", 1, "state", "out",
+                                                   "devices", "copies_on", "alone", 0));
     for (uint32_t i = 0; i < h->pairs.count; i++)
         json_array_append_new(
             slices, json_pack("[s, s]", h->pairs.pairs[i].primary, h->pairs.pairs[i].secondary));
