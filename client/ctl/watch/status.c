@@ -39,7 +39,7 @@ static const char status_more[] = VERB_WHERE
     "examples:\n"
     "  shardctl status --runtime-dir '/run/shardd?cpu0,cpu1'\n"
     "  shardctl status --watch 2            again every 2 seconds\n"
-    "  shardctl status --json | jq '.[].models[].step'\n"
+    "  shardctl status --json | jq '.[].models[]?.step'\n"
     "  shardctl status --json | jq '.[] | select(.error)'\n"
     "\n"
     "exit codes:\n"
