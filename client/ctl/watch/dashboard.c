@@ -88,7 +88,8 @@ static bool refresh(struct dashboard *b)
     const uint64_t now_ns = clock_now_ns();
     if (b->text != NULL && now_ns - b->asked_ns < ASK_EVERY_NS)
         return true;
-    node_scan(&b->node, NULL); /* without the directory, those known are asked in vain and say so */
+    if (node_scan(&b->node, NULL) == SHD_OK) /* else those known are asked in vain and say so */
+        node_forget_gone(&b->node);
     node_ask_once(&b->node);
     json_t *daemons = json_array();
     for (uint32_t i = 0; i < b->node.count; i++)

@@ -84,8 +84,14 @@ echo "the dashboard says the same"
 dashboard=$!
 soon "no dashboard" [ -s "$dir/url" ]
 curl -s --unix-socket "$dir/dash" http://localhost/status >"$dir/json"
+rm "$dir/at"/cpu0.* # it has left
+dashboard_forgets() {
+    curl -s --unix-socket "$dir/dash" http://localhost/status >"$dir/left" && ! grep -q '"cpu0"' "$dir/left" && grep -q '"cpu1"' "$dir/left"
+}
+(soon "" dashboard_forgets 2>/dev/null) || echo "$?" >"$dir/kept" # the dashboard ends first
 kill "$dashboard"
 wait "$dashboard" 2>/dev/null
+[ ! -e "$dir/kept" ] || fail "the dashboard does not forget who has left: $(head -c 300 "$dir/left")"
 python3 - "$dir/json" "$dir/out" <<'PY' || fail "another headline: $(head -c 300 "$dir/json")"
 import json, re, sys
 h = json.load(open(sys.argv[1]))["headline"]
